@@ -115,7 +115,7 @@ slow-alone: install
 # makes the same search on every CPU.
 other-cpu: install
 	OPENBLAS_CORETYPE=Prescott $(PYTEST) $(SHARED) -m "not slow and not long and not ($(ALONE))" \
-	    tests/search tests/results tests/packaging/test_optunahub.py
+	    tests/search tests/answer tests/packaging/test_optunahub.py
 
 # sdist, wheel and notes in build/release, checked in clean environments; nothing is uploaded.
 release: install

@@ -42,11 +42,11 @@ from benchmarks.noisy_cluster import (
     recorded_truths,
 )
 from benchmarks.verdicts import exact_error
+from tuner.answer.result import Result
 from tuner.executors.local import SimulatedExecutor
 from tuner.pareto import nondominated
 from tuner.problem.run_folder import RunFolder
 from tuner.problem.settings import SearchSettings
-from tuner.results.result import Result
 from tuner.search_spaces.configuration import Configuration
 from tuner.study.request import StudyRequest
 from tuner.study.session import Session

@@ -51,12 +51,12 @@ WORKLOAD_PARTS = {
 }
 #: Imports inside a function that look upwards by design: methods of a result that show it.
 DEFERRED = {
-    "tuner.results.result": (
+    "tuner.answer.result": (
         "tuner.display",
-        "tuner.results.explain",
-        "tuner.results.recommendation",
+        "tuner.answer.explain",
+        "tuner.answer.recommendation",
     ),
-    "tuner.results.parts": ("tuner.display",),
+    "tuner.answer.parts": ("tuner.display",),
 }
 #: Functions whose parameters are the product's interface.
 ENTRY_POINTS = ("optimize", "plan", "replay")

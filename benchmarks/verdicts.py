@@ -3,7 +3,7 @@
 Whole made-up searches whose truth is known: a baseline and nine other configurations, of which the
 search measures what its limit of probes leaves room for (one rough window a launch), the baseline
 again after some launches, and then launches one at a time while they are worth it, by the product's
-own judge (`tuner.results.judge`). A configuration that truly saves is always among those that the
+own judge (`tuner.answer.judge`). A configuration that truly saves is always among those that the
 search measured, at a random place. Launches differ by 1, 3 or 5 % in time and power; with drift the
 machine slows down by half a per cent with each launch. `MACHINES` differ in other ways, and there
 nothing saves. Nothing is timed, so a busy machine does not
@@ -29,15 +29,15 @@ from benchmarks.made_up_searches import (
     Outcome,
     Row,
 )
+from tuner.answer.judge import Judge, failed_again
+from tuner.answer.parts import Point
+from tuner.answer.posterior import Posterior
+from tuner.answer.recommendation import advise
+from tuner.answer.state import points_of
+from tuner.answer.windows import Windows
 from tuner.deploy.drift import DriftMonitor, Expectation
 from tuner.problem.constraints import Constraints
 from tuner.problem.settings import SearchSettings
-from tuner.results.judge import Judge, failed_again
-from tuner.results.parts import Point
-from tuner.results.posterior import Posterior
-from tuner.results.recommendation import advise
-from tuner.results.state import points_of
-from tuner.results.windows import Windows
 from tuner.study.rules import REPEAT_AFTER
 from tuner.workload.records.probe import ProbeRecord
 

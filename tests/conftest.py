@@ -24,8 +24,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test asks a hub but its own
 
 from benchmarks.source import Module, production
 from tests.cpu_limit import pytest_addoption, pytest_runtest_call  # noqa: F401
+from tuner.answer.result import Result
 from tuner.executors.local import SimulatedExecutor
-from tuner.results.result import Result
 from tuner.search.planner import PlanningState, ProbePlan, ProbePlanner
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.space import Candidates

@@ -31,9 +31,9 @@ def test_an_import_upwards_and_a_bare_folder_are_found(tmp_path: Path) -> None:
 def test_only_a_results_methods_may_import_what_shows_it(tmp_path: Path) -> None:
     path = tmp_path / "result.py"
     path.write_text("def f():\n    import tuner.display.live\n    import tuner.study.loop\n")
-    assert import_violations([Module("tuner.results.result", path)]) == [
-        "tuner.results.result imports tuner.study.loop"
+    assert import_violations([Module("tuner.answer.result", path)]) == [
+        "tuner.answer.result imports tuner.study.loop"
     ]
-    assert import_violations([Module("tuner.results.judge", path)]) != []
+    assert import_violations([Module("tuner.answer.judge", path)]) != []
     path.write_text("import tuner.display.live\n")
-    assert import_violations([Module("tuner.results.result", path)]) != []
+    assert import_violations([Module("tuner.answer.result", path)]) != []

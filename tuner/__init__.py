@@ -10,15 +10,15 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tuner.answer.fit import fit
+    from tuner.answer.parts import Interval, Point, Recommendation
+    from tuner.answer.result import Result
     from tuner.api import load_result, optimize, plan, replay
     from tuner.callbacks import EnergyLog, log_energy
     from tuner.display.progress import track
     from tuner.online.block import tuning
-    from tuner.planning.fit import fit
     from tuner.problem.constraints import Constraints
     from tuner.problem.settings import SearchSettings
-    from tuner.results.parts import Interval, Point, Recommendation
-    from tuner.results.result import Result
     from tuner.search_spaces.cluster import Cluster
     from tuner.search_spaces.configuration import Configuration
     from tuner.search_spaces.errors import InputError
@@ -61,11 +61,11 @@ _NAMES = {
     "tuner.callbacks": ("EnergyLog", "log_energy"),
     "tuner.display.progress": ("track",),
     "tuner.online.block": ("tuning",),
-    "tuner.planning.fit": ("fit",),
+    "tuner.answer.fit": ("fit",),
     "tuner.problem.constraints": ("Constraints",),
     "tuner.problem.settings": ("SearchSettings",),
-    "tuner.results.parts": ("Interval", "Point", "Recommendation"),
-    "tuner.results.result": ("Result",),
+    "tuner.answer.parts": ("Interval", "Point", "Recommendation"),
+    "tuner.answer.result": ("Result",),
     "tuner.search_spaces.cluster": ("Cluster",),
     "tuner.search_spaces.configuration": ("Configuration",),
     "tuner.search_spaces.knob_declarations": ("Knob",),

@@ -31,8 +31,8 @@ from tuner.workload.scripts.command import Script
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
 
+    from tuner.answer.result import Result
     from tuner.problem.problem import Problem
-    from tuner.results.result import Result
     from tuner.search.planner import ProbePlanner
     from tuner.study.callbacks import Show
     from tuner.study.csv_import import CsvOptions

@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.coverage import judge, study
 from benchmarks.noisy_cluster import Noise, NoisyRunner, flat_truth, made_up_truth
-from tuner.results.parts import Interval
+from tuner.answer.parts import Interval
 from tuner.workload.records.probe import ProbeRequest
 
 

@@ -47,7 +47,7 @@ def test_what_only_resembles_a_pattern_is_left_alone(tmp_path: Path, text: str) 
 
 
 def test_answer_is_a_term_where_a_study_answers(tmp_path: Path) -> None:
-    assert found(tmp_path, "answer = 1", "tuner.results.a") == []
+    assert found(tmp_path, "answer = 1", "tuner.answer.a") == []
     assert [match.text for match in found(tmp_path, "answer = 1", "tuner.online.a")] == ["answer"]
 
 

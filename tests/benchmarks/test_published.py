@@ -11,6 +11,7 @@ import pytest
 from benchmarks.validation import clock_study, jupiter, mpt, recorded, sailor, unseen
 from benchmarks.validation.clock_fit import Curve, DeviceCurve, Setting, fit_curve
 from benchmarks.validation.comparison import quantiles, table
+from tuner.answer.predict import forecast
 from tuner.display.plan_text import breakdown_lines, cost_lines
 from tuner.models.analytic.constants import constants_of
 from tuner.models.analytic.model_error import (
@@ -18,7 +19,6 @@ from tuner.models.analytic.model_error import (
     known_error_lines,
     known_errors,
 )
-from tuner.results.predict import forecast
 from tuner.search_spaces.cluster import load_device
 from tuner.search_spaces.job import load_job
 from tuner.testing.studies import TRACES

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from html import unescape
 from pathlib import Path
 
+from tuner.answer.result import Result
 from tuner.display.report import write_report
-from tuner.results.result import Result
 from tuner.testing.browser import dump_dom
 
 _ASK = """

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
+from tuner.answer.result import Result
 from tuner.cli.main import main
 from tuner.display.export import rows, write_csv
 from tuner.formatting import settings_text
-from tuner.results.result import Result
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError
 from tuner.testing.results import large_result, small_result

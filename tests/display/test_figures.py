@@ -14,6 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from tuner.answer.explain import explain
+from tuner.answer.judge import Judge
+from tuner.answer.parts import Verification
 from tuner.display.advice import evidence_sentence
 from tuner.display.figures.power import (
     Timeline,
@@ -26,9 +29,6 @@ from tuner.display.figures.style import PURPLE
 from tuner.display.plots import figures, front_figure
 from tuner.display.report import render_report
 from tuner.problem.stop_reason import NoVerdict
-from tuner.results.explain import explain
-from tuner.results.judge import Judge
-from tuner.results.parts import Verification
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError, UnknownName

@@ -18,6 +18,8 @@ import pytest
 from jinja2 import UndefinedError
 from plotly.offline import get_plotlyjs_version
 
+from tuner.answer.parts import Choice, ResolvedRequest
+from tuner.answer.result import Result
 from tuner.display.figures.style import DARK, dark_palette
 from tuner.display.html.environment import environment, in_script
 from tuner.display.notebook import result_html
@@ -31,8 +33,6 @@ from tuner.display.report import render_report, write_report
 from tuner.display.view import View
 from tuner.formatting import Units, change, number, percent
 from tuner.problem.constraints import Constraints
-from tuner.results.parts import Choice, ResolvedRequest
-from tuner.results.result import Result
 from tuner.search_spaces.configuration import Configuration
 from tuner.testing.results import (
     ESTIMATED,

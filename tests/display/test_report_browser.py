@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from tests.display.report_page import look
+from tuner.answer.parts import Explanation, KnobEffect
+from tuner.answer.result import Result
 from tuner.display.plots import front_figure
 from tuner.display.report import write_report
-from tuner.results.parts import Explanation, KnobEffect
-from tuner.results.result import Result
 from tuner.search_spaces.configuration import Configuration
 from tuner.testing.browser import draw_figure, dump_dom
 from tuner.testing.results import (

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 
 import tuner
+from tuner.answer.choice import decide
+from tuner.answer.parts import Interval, ResolvedRequest
 from tuner.display.report import render_report
 from tuner.formatting import number
 from tuner.problem.constraints import Constraints
-from tuner.results.choice import decide
-from tuner.results.parts import Interval, ResolvedRequest
 from tuner.testing.results import large_result
 
 

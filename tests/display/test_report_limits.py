@@ -13,13 +13,13 @@ from types import SimpleNamespace
 
 import pytest
 
+from tuner.answer.choice_grid import choice_grid
+from tuner.answer.parts import ResolvedRequest
+from tuner.answer.result import Result
 from tuner.display.html.answer import limit_values
 from tuner.display.report import render_report, write_report
 from tuner.display.view import View
 from tuner.problem.constraints import Constraints
-from tuner.results.choice_grid import choice_grid
-from tuner.results.parts import ResolvedRequest
-from tuner.results.result import Result
 from tuner.search_spaces.configuration import Configuration
 from tuner.testing.browser import dump_dom
 from tuner.testing.results import NVML, large_result, point, result_of, small_result

@@ -16,6 +16,7 @@ from scipy.stats import norm
 import tuner
 from benchmarks.cluster.far import covered
 from tests.models.misjudged_clusters import compare
+from tuner.answer.predict import forecast
 from tuner.cli.main import main
 from tuner.executors.local import SimulatedExecutor
 from tuner.models import scale_out
@@ -32,7 +33,6 @@ from tuner.models.scale_out import (
     predictor,
 )
 from tuner.models.simulated_cluster import SimulatedRunner
-from tuner.results.predict import forecast
 from tuner.search_spaces.cluster import Cluster, enlarged, load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InvalidValue

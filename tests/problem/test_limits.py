@@ -7,12 +7,12 @@ import math
 import numpy as np
 import pytest
 
+from tuner.answer.choice import decide, figures_of
+from tuner.answer.judge import Judge
+from tuner.answer.parts import ResolvedRequest
 from tuner.formatting import Units
 from tuner.problem.constraints import Constraints
 from tuner.problem.limits import LIMITS, JobFigures, Limits
-from tuner.results.choice import decide, figures_of
-from tuner.results.judge import Judge
-from tuner.results.parts import ResolvedRequest
 from tuner.search.question import Question
 from tuner.search_spaces.errors import InputError
 from tuner.study.rules import front_to_beat

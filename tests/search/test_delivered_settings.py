@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from tuner.answer.state import build_result
+from tuner.answer.windows import Windows
 from tuner.models.surrogate.surrogates import Surrogates
 from tuner.problem.probe_cost import ProbeCost
 from tuner.problem.problem import Problem
 from tuner.problem.study_spec import StudySpec
-from tuner.results.state import build_result
-from tuner.results.windows import Windows
 from tuner.search.candidate_planner import CandidatePlanner
 from tuner.search.planner import PlanningState
 from tuner.search_spaces.configuration import Configuration, Settings

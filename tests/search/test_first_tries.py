@@ -7,7 +7,7 @@ import pytest
 
 import tuner
 from tests.search.test_acquisition import CANDIDATES, CONFIGURATIONS
-from tuner.problem.configuration_names import first_tries
+from tuner.answer.configuration_names import first_tries
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.testing.studies import run_replay, write_table

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from tuner.answer.choice import front_of
+from tuner.answer.posterior import Posterior
+from tuner.answer.state import points_of
+from tuner.answer.windows import Windows
 from tuner.executors.local import SimulatedExecutor
 from tuner.problem.constraints import Constraints
-from tuner.results.choice import front_of
-from tuner.results.posterior import Posterior
-from tuner.results.state import points_of
-from tuner.results.windows import Windows
 from tuner.search_spaces.configuration import Settings
 from tuner.study.rules import front_to_beat
 from tuner.testing.studies import LONG_JOB, ModelRunner, TalliedRunner, record, run_optimize

@@ -9,6 +9,7 @@ import optuna
 import pytest
 
 import tuner
+from tuner.answer.parts import as_json
 from tuner.display.dashboard import note
 from tuner.display.progress import EventLines, metrics_of
 from tuner.display.record_text import record_lines
@@ -17,7 +18,6 @@ from tuner.executors.local import SimulatedExecutor
 from tuner.problem.constraints import Constraints
 from tuner.problem.settings import SearchSettings
 from tuner.problem.stop_reason import not_repaid, stop_sentence
-from tuner.results.parts import as_json
 from tuner.search_spaces.cluster import load_device
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from tuner.answer.result import Result
 from tuner.executors.local import SimulatedExecutor
 from tuner.problem.run_folder import RunFolder
-from tuner.results.result import Result
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.space import SearchSpace
 from tuner.study.load import result_of

@@ -72,7 +72,7 @@ def _job_of_recipe(
 
     Its configuration is what is run today, if --today names no other.
     """
-    from tuner.planning.recipes import planned
+    from tuner.answer.recipes import planned
 
     found = planned(named, args.cluster, model_config=args.model_config)
     if args.baseline is None:
@@ -107,9 +107,9 @@ def _recipe_named(job: str | None, args: argparse.Namespace) -> str | list[str] 
 
 
 def _fit(args: argparse.Namespace) -> int:
+    from tuner.answer.fit import fit
+    from tuner.answer.predict import forecast
     from tuner.display.plan_text import fit_lines
-    from tuner.planning.fit import fit
-    from tuner.results.predict import forecast
     from tuner.search_spaces.configuration import Configuration
     from tuner.search_spaces.knobs import split_words, values_of
 
@@ -125,7 +125,7 @@ def _fit(args: argparse.Namespace) -> int:
         "global_batch": args.global_batch,
     }
     if named := _recipe_named(jobs[0] if jobs else None, args):
-        from tuner.planning.recipes import fit_recipe
+        from tuner.answer.recipes import fit_recipe
 
         options["model_config"] = args.model_config
         prediction = fit_recipe(named, changed=changed, **options)

@@ -115,8 +115,8 @@ def _compare(args: argparse.Namespace) -> int:
 
 
 def _compare_runs(args: argparse.Namespace, one: str, other: str) -> int:
+    from tuner.answer.run_difference import compare_runs
     from tuner.api import load_result
-    from tuner.results.run_difference import compare_runs
 
     first, second = (load_result(run, runs_dir=args.runs_dir) for run in (one, other))
     try:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from tuner.answer.result import Result
 from tuner.problem.run_folder import RunFolder
-from tuner.results.result import Result
 from tuner.workload.records.probe import ProbeRecord
 
 

@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from tuner.answer.parts import Point
 from tuner.formatting import energy_text, label, number
-from tuner.results.parts import Point
 from tuner.workload.records.probe import MeterInfo
 
 #: Probability of a false alarm over the whole job, for each quantity.

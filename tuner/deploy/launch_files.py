@@ -24,10 +24,10 @@ from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 
+from tuner.answer.result import Result
 from tuner.deploy.ray_train import FILE as RAY_TRAIN
 from tuner.deploy.ray_train import ray_train_json
 from tuner.deploy.script_program import HOOK_FOLDER, Program, program_of
-from tuner.results.result import Result
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError

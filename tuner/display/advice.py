@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from tuner.answer.choice import BOTH
+from tuner.answer.judge import WORTH
+from tuner.answer.parts import Evidence, Point, Recommendation
+from tuner.answer.recommendation import evidence_of, too_little_tried
+from tuner.answer.result import Result
+from tuner.answer.significance import Difference
 from tuner.formatting import (
     Units,
     change,
@@ -12,12 +18,6 @@ from tuner.formatting import (
     settings_text,
 )
 from tuner.problem.stop_reason import UNFINISHED, no_verdict_phrase
-from tuner.results.choice import BOTH
-from tuner.results.judge import WORTH
-from tuner.results.parts import Evidence, Point, Recommendation
-from tuner.results.recommendation import evidence_of, too_little_tried
-from tuner.results.result import Result
-from tuner.results.significance import Difference
 
 #: Probability from which on a candidate is said to be probably better: "likely" on the scale of
 #: Mastrandrea et al. (2010, guidance note for lead authors of the IPCC's fifth report), below which

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from tuner.answer.parts import Point
 from tuner.display.view import View
 from tuner.formatting import Units, number, percent
-from tuner.results.parts import Point
 from tuner.workload.records.without_energy import of_energy
 
 Text = Callable[[View, Point], str]

@@ -20,13 +20,13 @@ from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
+from tuner.answer.result import Result
 from tuner.display.advice import advice_lines
 from tuner.display.columns import ENERGY, TIME
 from tuner.display.guard import Application, guarded
 from tuner.display.view import View
 from tuner.formatting import counted, label
 from tuner.problem.run_folder import RunFolder
-from tuner.results.result import Result
 from tuner.search_spaces.errors import InputError, InvalidValue
 from tuner.search_spaces.extras import install_command
 from tuner.workload.records.probe import ProbeRecord

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tuner.answer.parts import Point
+from tuner.answer.result import Result
 from tuner.display.columns import file_columns
 from tuner.display.view import View
 from tuner.formatting import ordered_knobs, settings_text
-from tuner.results.parts import Point
-from tuner.results.result import Result
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.extras import install_command
 from tuner.search_spaces.safe_files import require_own, write_text

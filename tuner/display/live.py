@@ -17,9 +17,9 @@ from contextlib import contextmanager
 from html import escape
 from typing import TYPE_CHECKING, Any, TextIO, cast
 
+from tuner.answer.parts import Point
 from tuner.display.progress import EventLines, ProgressPrinter
 from tuner.formatting import Units, common_mark, duration, label, short
-from tuner.results.parts import Point
 from tuner.search_spaces.configuration import Configuration
 from tuner.study.callbacks import Progress
 from tuner.terminal import VisibleStream, raw_stream, visible

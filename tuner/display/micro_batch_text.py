@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from tuner.answer.micro_batch import MicroBatch, MicroBatchAdvice
+from tuner.answer.significance import Difference
 from tuner.formatting import label, number
-from tuner.results.micro_batch import MicroBatch, MicroBatchAdvice
-from tuner.results.significance import Difference
 
 _GIB = 2**30
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from tuner.answer.result import Result
 from tuner.display.advice import advice_lines, evidence_sentence
 from tuner.display.columns import NOTEBOOK, energy_columns
 from tuner.display.html.environment import render
 from tuner.display.view import View
 from tuner.formatting import common_mark, label, value_text
-from tuner.results.result import Result
 
 #: More points of a front than this are said and not shown; `result.front` holds all.
 _MOST_ROWS = 25

@@ -5,6 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from tuner.answer.fit import SURE, Change, Fit, Headroom
+from tuner.answer.parts import PlanFacts
+from tuner.answer.predict import Forecast
+from tuner.answer.result import Result
 from tuner.display.view import figure_texts
 from tuner.formatting import (
     Units,
@@ -19,10 +23,6 @@ from tuner.formatting import (
     signed_percent,
 )
 from tuner.models.analytic.failures import interruptions
-from tuner.planning.fit import SURE, Change, Fit, Headroom
-from tuner.results.parts import PlanFacts
-from tuner.results.predict import Forecast
-from tuner.results.result import Result
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.job import TrainingJob, job_names
 from tuner.search_spaces.knobs import short_word

@@ -13,6 +13,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from tuner.answer.parts import Point
+from tuner.answer.result import Result
 from tuner.display.figures.front import front_figure
 from tuner.display.figures.power import Timeline, shown_timelines, timeline_figure
 from tuner.display.figures.style import (
@@ -38,8 +40,6 @@ from tuner.formatting import (
     value_text,
     varying_knobs,
 )
-from tuner.results.parts import Point
-from tuner.results.result import Result
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.workload.records.probe import ProbeRecord
@@ -48,7 +48,7 @@ from tuner.workload.records.trace import read_trace
 if TYPE_CHECKING:
     import plotly.graph_objects as go
 
-    from tuner.results.parts import Explanation, KnobEffect
+    from tuner.answer.parts import Explanation, KnobEffect
 
 _AXIS_NAMES = {"clock_MHz": "SM clock (MHz)", "power_limit_W": "Power limit (W)"}
 
@@ -143,7 +143,7 @@ def explained(result: Result) -> Explanation | None:
     """Return why the choice is as it is; None without a choice."""
     if result.best is None:
         return None
-    from tuner.results.explain import explain
+    from tuner.answer.explain import explain
 
     try:
         return explain(result, result.best.configuration)

@@ -14,6 +14,8 @@ from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
+from tuner.answer.parts import Explanation
+from tuner.answer.result import Result
 from tuner.display import plots
 from tuner.display.figures.power import shown_timelines
 from tuner.display.figures.style import dark_palette
@@ -21,8 +23,6 @@ from tuner.display.html.answer import front_values, top_values
 from tuner.display.html.details import detail_values
 from tuner.display.html.environment import render
 from tuner.display.view import View
-from tuner.results.parts import Explanation
-from tuner.results.result import Result
 from tuner.search_spaces.safe_files import write_text
 from tuner.workload.records.probe import ProbeRecord
 

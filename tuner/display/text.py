@@ -10,6 +10,10 @@ import math
 import shlex
 from collections.abc import Iterable, Sequence
 
+from tuner.answer.judge import WORTH
+from tuner.answer.parts import AnotherChoice, Evidence, Explanation, Point
+from tuner.answer.recommendation import point_name
+from tuner.answer.result import Result
 from tuner.display.advice import (
     advice_lines,
     continuation,
@@ -39,10 +43,6 @@ from tuner.formatting import (
 )
 from tuner.problem.constraints import Constraints
 from tuner.problem.stop_reason import COMPLETE, LIMITS, stop_sentence
-from tuner.results.judge import WORTH
-from tuner.results.parts import AnotherChoice, Evidence, Explanation, Point
-from tuner.results.recommendation import point_name
-from tuner.results.result import Result
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.knobs import short_word
 from tuner.workload.node.measure.parts import part_lines

@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from tuner.answer.parts import Point, Recommendation
+from tuner.answer.result import Result
 from tuner.formatting import (
     Units,
     change,
@@ -23,8 +25,6 @@ from tuner.formatting import (
     percent,
     varying_knobs,
 )
-from tuner.results.parts import Point, Recommendation
-from tuner.results.result import Result
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.knob_declarations import CHANGED, MARK, changed_training
 from tuner.workload.records.probe import ProbeRecord

@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
+from tuner.answer.result import Result
 from tuner.online.response import StudiedSetting
 from tuner.online.settings import mean_value
 from tuner.online.windows import Window
 from tuner.problem.problem import steps_a_job_step
 from tuner.problem.run_folder import RunFolder
-from tuner.results.result import Result
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.safe_files import open_plain

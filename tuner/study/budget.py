@@ -7,10 +7,10 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tuner.answer.state import spent_kJ
 from tuner.problem.problem import Problem
 from tuner.problem.settings import SearchSettings
 from tuner.problem.stop_reason import StopReason
-from tuner.results.state import spent_kJ
 from tuner.search_spaces.configuration import Configuration
 from tuner.workload.records.probe import ProbeRecord
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Literal
 from tuner.workload.records.probe import MeterInfo, ProbeRecord, ProbeRequest
 
 if TYPE_CHECKING:
-    from tuner.results.parts import Point
-    from tuner.results.result import Result
+    from tuner.answer.parts import Point
+    from tuner.answer.result import Result
 
 
 @dataclass(frozen=True)

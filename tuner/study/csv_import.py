@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
-from tuner.problem.configuration_names import same_value
+from tuner.answer.configuration_names import same_value
 from tuner.problem.run_folder import RunFolder, new_name
 from tuner.search_spaces.data_files import write_toml
 from tuner.search_spaces.errors import InputError, UnknownName

@@ -10,7 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tuner.planning.plan import PLAN_FILE, plan_result, read_plan
+from tuner.answer.plan import PLAN_FILE, plan_result, read_plan
+from tuner.answer.result import Result
+from tuner.answer.state import build_result
 from tuner.problem.constraints import Constraints
 from tuner.problem.from_job import problem_of_job
 from tuner.problem.from_recording import table_problem
@@ -33,8 +35,6 @@ from tuner.problem.study_spec import (
     parse_request,
     why_unverified,
 )
-from tuner.results.result import Result
-from tuner.results.state import build_result
 from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, InvalidValue

@@ -15,6 +15,7 @@ from functools import partial
 
 from threadpoolctl import threadpool_limits
 
+from tuner.answer.state import StudyState
 from tuner.executors.base import Executor
 from tuner.formatting import percent, varying_knobs
 from tuner.problem.problem import Problem, in_job_steps
@@ -22,7 +23,6 @@ from tuner.problem.run_folder import RunFolder
 from tuner.problem.settings import LEAST_LAUNCHES
 from tuner.problem.stop_reason import LIMITS, StopReason
 from tuner.problem.study_spec import StudySpec
-from tuner.results.state import StudyState
 from tuner.search.planner import PlanningState, ProbePlan, ProbePlanner
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.study.budget import Budget, CostEstimate, SearchStatus

@@ -7,16 +7,16 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
-from tuner.planning.correction import Correction, correction
-from tuner.planning.plan import plan_result, plan_table, write_plan
+from tuner.answer.correction import Correction, correction
+from tuner.answer.plan import plan_result, plan_table, write_plan
+from tuner.answer.predict import charged, measured_windows
+from tuner.answer.result import Result
 from tuner.problem.from_job import Question, cluster_to_predict, question_of
 from tuner.problem.knob_report import CHANGES, not_predicted, not_searched
 from tuner.problem.problem import Problem, in_job_steps
 from tuner.problem.run_folder import RunFolder, find_run, new_name
 from tuner.problem.stop_reason import NoVerdict, StopReason
 from tuner.problem.study_spec import SessionEnd, StudySpec, parse_space
-from tuner.results.predict import charged, measured_windows
-from tuner.results.result import Result
 from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.cluster import enlarged
 from tuner.search_spaces.configuration import Configuration

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from tuner.answer.state import StudyState
 from tuner.problem.probe_cost import probe_limits
 from tuner.problem.problem import steps_a_job_step
-from tuner.results.state import StudyState
 from tuner.search_spaces.configuration import Configuration
 from tuner.study.rules import front_to_beat
 from tuner.workload.records.limits import ProbeLimits

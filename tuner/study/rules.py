@@ -11,14 +11,14 @@ from itertools import takewhile
 
 import numpy as np
 
+from tuner.answer.judge import FurtherLaunches
+from tuner.answer.parts import Point
+from tuner.answer.state import StudyState
 from tuner.problem import stop_reason
 from tuner.problem.baseline import is_default
 from tuner.problem.constraints import Constraints
 from tuner.problem.problem import Problem
 from tuner.problem.stop_reason import LIMITS, StopReason, little_left
-from tuner.results.judge import FurtherLaunches
-from tuner.results.parts import Point
-from tuner.results.state import StudyState
 from tuner.search.planner import ProbePlan
 from tuner.search.put_off import PeakLimit, most_power_W
 from tuner.search.question import Question

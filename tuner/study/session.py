@@ -18,18 +18,18 @@ from typing import Any
 from optuna.storages import BaseStorage
 from threadpoolctl import threadpool_limits
 
+from tuner.answer.configuration_names import first_tries
+from tuner.answer.micro_batch import doublings, is_searched
+from tuner.answer.parts import Point
+from tuner.answer.result import Result
 from tuner.executors.base import Executor
 from tuner.formatting import varying_knobs
-from tuner.problem.configuration_names import first_tries
 from tuner.problem.constraints import Constraints
 from tuner.problem.forecast import forecast
 from tuner.problem.problem import Problem, in_job_steps
 from tuner.problem.run_folder import RunFolder
 from tuner.problem.stop_reason import NoVerdict, StopReason
 from tuner.problem.study_spec import StudySpec, why_unverified
-from tuner.results.micro_batch import doublings, is_searched
-from tuner.results.parts import Point
-from tuner.results.result import Result
 from tuner.search.candidate_planner import CandidatePlanner
 from tuner.search.planner import ProbePlanner
 from tuner.search.stock import StockPlanner, check_stock

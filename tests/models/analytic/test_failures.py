@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tuner.answer.failures import with_failures
 from tuner.models.analytic.failures import DAY_S, best_interval_s, interruptions, require_end
 from tuner.models.analytic.model import Prediction
-from tuner.planning.failures import with_failures
 from tuner.search_spaces.cluster import Cluster, load_cluster
 from tuner.search_spaces.errors import InputError
 

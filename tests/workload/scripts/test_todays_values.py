@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tuner.answer.state import StudyState
 from tuner.cli.main import main
 from tuner.problem.constraints import Constraints
 from tuner.problem.from_job import baseline_of
 from tuner.problem.problem import steps_a_job_step
-from tuner.results.state import StudyState
 from tuner.search.planner import ProbePlan
 from tuner.search.regret import RegretEstimate
 from tuner.search_spaces.errors import InputError
@@ -208,8 +208,8 @@ def test_without_a_launcher_one_process_is_started(tmp_path: Path) -> None:
 
 
 def test_an_answer_of_unknown_length_is_of_one_step(tmp_path: Path) -> None:
+    from tuner.answer.recommendation import choose
     from tuner.display.text import answer_lines
-    from tuner.results.recommendation import choose
     from tuner.testing.results import small_result
 
     result = small_result()

@@ -7,6 +7,8 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from tuner.answer.parts import Attainment, Point
+from tuner.answer.result import Result
 from tuner.display.figures.style import (
     BLUE,
     FAINT,
@@ -23,8 +25,6 @@ from tuner.display.figures.style import (
 )
 from tuner.display.view import View
 from tuner.formatting import Units, after_comma, number
-from tuner.results.parts import Attainment, Point
-from tuner.results.result import Result
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

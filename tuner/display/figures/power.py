@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tuner.answer.result import Result
 from tuner.display.figures.style import (
     BLUE,
     FAINT,
@@ -26,7 +27,6 @@ from tuner.display.figures.style import (
     scatter_trace,
 )
 from tuner.formatting import after_comma, label, number
-from tuner.results.result import Result
 from tuner.search_spaces.errors import InputError
 from tuner.workload.records.power_sample import PowerSample
 from tuner.workload.records.probe import Measurement, ProbeRecord

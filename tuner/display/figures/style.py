@@ -13,10 +13,10 @@ import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from tuner.answer.parts import Point
 from tuner.display.columns import HOVER
 from tuner.display.view import View
 from tuner.formatting import label, long_text
-from tuner.results.parts import Point
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -8,15 +8,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from tuner.answer.choice import carbon_g, cost_of
+from tuner.answer.choice_grid import choice_grid
+from tuner.answer.parts import Point
 from tuner.display.advice import details, evidence_sentence
 from tuner.display.columns import ENERGY, MEMORY, PAGE, TIME, energy_columns
 from tuner.display.html.environment import macro
 from tuner.display.view import View
 from tuner.formatting import change, counted, duration, label, number, percent, probability, short
 from tuner.problem.run_folder import RunFolder
-from tuner.results.choice import carbon_g, cost_of
-from tuner.results.choice_grid import choice_grid
-from tuner.results.parts import Point
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

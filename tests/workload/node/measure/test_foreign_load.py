@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from tuner.results.posterior import Posterior
-from tuner.results.windows import Windows
+from tuner.answer.posterior import Posterior
+from tuner.answer.windows import Windows
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.testing.studies import METER, measured
 from tuner.workload.node.measure.foreign_load import ForeignLoad

@@ -1,0 +1,199 @@
+"""The choice under everything that can be asked, with its probability, and what nothing meets."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from tuner.answer.choice import decide
+from tuner.answer.judge import Judge
+from tuner.answer.parts import Point
+from tuner.problem.constraints import Constraints
+from tuner.problem.limits import Limits
+from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName
+from tuner.testing.studies import METER
+
+
+def point(
+    name: int,
+    time_s: float,
+    energy_kJ: float,
+    *,
+    gpus: int = 1,
+    peak_W: float | None = None,
+    spread: float = 0.02,
+) -> Point:
+    return Point(
+        configuration=Configuration.of(micro_batch=name, data_parallel=gpus),
+        energy_to_solution_kJ=energy_kJ,
+        time_to_solution_s=time_s,
+        energy_interval_kJ=(
+            energy_kJ * math.exp(-1.5 * spread),
+            energy_kJ * math.exp(1.5 * spread),
+        ),
+        time_interval_s=(time_s * math.exp(-spread), time_s * math.exp(spread)),
+        power_W=1000 * energy_kJ / time_s,
+        source="measured",
+        windows=1,
+        p_nondominated=math.nan,
+        meter=METER,
+        peak_power_W=peak_W,
+    )
+
+
+#: Fastest to most frugal; 9 is dominated.
+POINTS = (
+    point(1, 100.0, 50.0, gpus=8, peak_W=700.0),
+    point(2, 140.0, 36.0, gpus=4, peak_W=400.0),
+    point(3, 200.0, 30.0, gpus=2, peak_W=260.0),
+    point(4, 400.0, 28.0, gpus=1),
+    point(9, 300.0, 45.0, gpus=1, peak_W=160.0),
+)
+
+
+def chosen(**asked):
+    best, choice = Judge(POINTS, None, Constraints(**asked), 1).choose()
+    return int(best.configuration.get("micro_batch")), choice
+
+
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({"objective": "time"}, 1),
+        ({"objective": "energy"}, 4),
+        ({"objective": "edp"}, 1),  # 5000, 5040, 6000, 11200 kJ s
+        ({"objective": "energy", "deadline_s": 250}, 3),
+        ({"objective": "time", "budget_kJ": 40}, 2),
+        ({"objective": "knee", "max_gpus": 2}, 3),
+        ({"max_gpus": 4}, 2),  # a limit alone asks for speed
+        ({"max_gpus": 1}, 9),
+        ({"max_gpus": 1, "objective": "energy"}, 4),
+        ({"peak_power_W": 300}, 3),
+        ({"peak_power_W": 200}, 9),  # 4 recorded no peak, so nobody can promise it
+        ({"power_cap_W": 200, "deadline_s": 500}, 4),
+    ],
+)
+def test_what_is_asked_is_chosen(asked, expected) -> None:
+    name, choice = chosen(**asked)
+    assert name == expected
+    assert choice.met
+
+
+def test_cost_weighs_energy_against_gpu_hours() -> None:
+    # GPU seconds: 800, 560, 400, 400 (4), 300 (9).
+    name, choice = chosen(objective="cost", price_per_gpu_hour=2.0)
+    assert name == 9
+    assert choice.objective_value == pytest.approx(2.0 * 300 / 3600)
+    name, choice = chosen(objective="cost", price_per_kWh=0.3)
+    assert name == 4
+    assert choice.objective_value == pytest.approx(0.3 * 28 / 3600)
+    assert "at the prices given" in choice.sentence
+
+
+def test_carbon_is_energy_by_the_users_own_grid() -> None:
+    name, choice = chosen(objective="carbon", grid_gCO2_per_kWh=360.0)
+    assert name == 4
+    assert choice.objective_value == pytest.approx(2.8)
+    assert "2.80 g of CO2" in choice.sentence
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "words"),
+    [
+        ({"objective": "cost"}, InputError, "price_per_kWh"),
+        ({"objective": "carbon"}, InputError, "none is assumed"),
+        ({"price_per_kWh": 0.3}, InputError, "cost"),
+        ({"grid_gCO2_per_kWh": 300}, InputError, "carbon"),
+        ({"objective": "cheapest"}, UnknownName, "energy"),
+        ({"max_gpus": 0}, InvalidValue, "max_gpus"),
+        ({"max_gpus": 1.5}, InvalidValue, "integer"),
+        ({"peak_power_W": -1}, InvalidValue, "peak_power_W"),
+    ],
+)
+def test_what_makes_no_sense_is_one_sentence(asked, error, words) -> None:
+    with pytest.raises(error, match=words):
+        Constraints(**asked)
+
+
+def test_the_probability_is_that_of_the_point_keeping_the_limit() -> None:
+    # The limit stands at the 95 % quantile of the fastest point's energy.
+    limit = 50.0 * math.exp(1.5 * 0.02)
+    name, choice = chosen(budget_kJ=limit, objective="time")
+    assert name == 1
+    assert choice.p_met["budget_kJ"] == pytest.approx(0.95, abs=0.015)
+    _, choice = chosen(budget_kJ=50.0, objective="time")
+    assert choice.p_met["budget_kJ"] == pytest.approx(0.5, abs=0.03)
+    assert "probability of 5" in choice.sentence
+
+
+def test_all_together_are_drawn_together() -> None:
+    """Time and energy of a point rise together, so both fail less often than apart."""
+    _, choice = chosen(budget_kJ=50.0, deadline_s=100.0, objective="time")
+    apart = choice.p_met["budget_kJ"] * choice.p_met["deadline_s"]
+    assert apart + 0.05 < choice.p_all_met <= min(choice.p_met.values())
+
+
+def test_probabilities_against_plain_simulation() -> None:
+    _, choice = chosen(power_cap_W=505.0, objective="time")
+    rng = np.random.default_rng(5)
+    se_time, se_energy = 0.02 / 1.645, 0.03 / 1.645
+    power = math.log(500.0) + math.sqrt(se_energy**2 - se_time**2) * rng.standard_normal(100_000)
+    expected = float((power <= math.log(505.0)).mean())
+    assert choice.p_met["power_cap_W"] == pytest.approx(expected, abs=0.03)
+
+
+def test_what_cannot_be_met_is_said_with_what_could_be_asked() -> None:
+    name, choice = chosen(budget_kJ=20.0)
+    assert (name, choice.met) == (4, False)
+    assert choice.sentence.startswith(
+        "Nothing measured meets the energy budget: the least found is 28.0 kJ, 40 % beyond the "
+        "energy budget of 20.0 kJ. Nearest: "
+    )
+    _, choice = chosen(budget_kJ=0.28)
+    assert "100 times the energy budget of 0.280 kJ" in choice.sentence
+    _, choice = chosen(budget_kJ=30.0, deadline_s=120.0)
+    assert not choice.met
+    assert choice.sentence.startswith(
+        "The energy budget and the deadline can each be met, but nothing measured meets both. "
+        "Nearest: "
+    )
+    _, choice = chosen(budget_kJ=1.0, deadline_s=120.0, max_gpus=8)
+    assert choice.sentence.startswith(
+        "The deadline and the number of GPUs can be met, but nothing measured meets the energy "
+        "budget: the least found is 28.0 kJ, 28.0 times"
+    )
+    _, choice = chosen(deadline_s=50.0, power_cap_W=50.0)
+    assert choice.sentence.startswith("Nothing measured meets the deadline or the power cap: the ")
+    _, choice = chosen(peak_power_W=100.0)
+    assert "the least found is a peak of 160 W, 60 % beyond the cap" in choice.sentence
+    _, choice = chosen(max_gpus=1, deadline_s=250.0)
+    assert not choice.met
+
+
+def test_a_value_just_beyond_its_limit_is_told_apart_from_it() -> None:
+    """Not "the least found is 100 W, 0.3 % beyond the power cap of 100 W"."""
+    _, choice = chosen(power_cap_W=69.8)
+    assert "the least found is 70.0 W on average, 0.3 % beyond the power cap of 69.8 W" in (
+        choice.sentence
+    )
+    _, choice = chosen(power_cap_W=69.96)
+    assert "found is 70.00 W on average, 0.1 % beyond the power cap of 69.96 W" in choice.sentence
+    _, choice = chosen(deadline_s=99.999)
+    assert "found is 100.00 s, less than 0.1 % beyond the deadline of 99.999 s" in choice.sentence
+
+
+def test_a_part_of_the_points_is_told_in_the_units_of_all() -> None:
+    small, large = point(1, 3000.0, 1500.0), point(2, 3e6, 9e5)
+    _, alone = decide([small], Constraints())
+    _, beside = decide([small], Constraints(), beside=[large])
+    assert "needs 1,500 kJ (estimated) and 50.0 min" in alone.sentence
+    assert "needs 0.417 kWh (estimated) and 0.0347 days" in beside.sentence
+
+
+def test_stated_holds_everything_and_reads_back() -> None:
+    asked = Constraints(deadline_s=9.0, objective="cost", price_per_kWh=0.2)
+    assert Constraints(**asked.given) == asked
+    assert asked.limits == Limits(deadline_s=9.0)

@@ -1,0 +1,244 @@
+"""The probability of being better, and what is worth another launch."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+import tuner
+from tests.answer.test_posterior import configuration, launch
+from tuner.answer.judge import ENOUGH, SURE, Judge
+from tuner.answer.posterior import Posterior
+from tuner.answer.recommendation import advise
+from tuner.answer.state import StudyState, points_of
+from tuner.answer.windows import Windows
+from tuner.problem.constraints import Constraints
+from tuner.problem.settings import SearchSettings
+from tuner.problem.study_spec import StudySpec
+from tuner.testing.results import NVML
+from tuner.testing.results import point as drawn_point
+from tuner.workload.records.probe import Failure, ProbeRecord
+
+STEPS = 1000
+
+
+def point(which, time_s, power_W):
+    return drawn_point(which, time_s, power_W, NVML)
+
+
+def judge_of(records: list[ProbeRecord], *, fresh=(), failed=(), **limits) -> Judge:
+    posterior = Posterior.of(Windows.of(records))
+    points = points_of(posterior, STEPS)
+    today = next(p for p in points if p.configuration == configuration(0))
+    constraints = Constraints(**limits).relative_to(today.time_to_solution_s)
+    return Judge(points, today, constraints, STEPS, posterior, frozenset(fresh), frozenset(failed))
+
+
+def searched(rng: np.random.Generator, saving: float, spread: float = 0.01) -> list[ProbeRecord]:
+    """Six configurations, the fourth of which saves this share, and two more of the baseline."""
+    records = [
+        launch(rng, i, i, spread, time=math.log1p(-saving) if i == 3 else 0.05 * (i > 0))
+        for i in range(6)
+    ]
+    return [*records, launch(rng, 6, 0, spread), launch(rng, 7, 0, spread)]
+
+
+@pytest.mark.parametrize("limit", [3, 6, 8])
+def test_a_saving_of_73_percent_is_recommended_by_what_was_measured(limit: int) -> None:
+    """Whatever ended the search: nothing that was measured is thrown away."""
+    records = [r for i, r in enumerate(searched(np.random.default_rng(1), 0.73)) if i in (0, 3)]
+    records += [launch(np.random.default_rng(2), 2 + i, 4 + i, 0.01) for i in range(limit - 2)]
+    judge = judge_of(records)
+    best, _ = judge.choose()
+    advice = advise(judge, best)
+    assert (advice.action, advice.point.configuration) == ("train", configuration(3))
+    assert advice.p_better >= SURE
+    assert advice.energy.relative == pytest.approx(-0.73, abs=0.06)
+
+
+def test_nothing_is_recommended_where_nothing_differs() -> None:
+    wrong = 0
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        records = [launch(rng, i, i, 0.02) for i in range(6)]
+        records += [launch(rng, 6, 0, 0.02), launch(rng, 7, 0, 0.02)]
+        judge = judge_of(records, fresh=(6, 7))
+        best, _ = judge.choose()
+        wrong += advise(judge, best).action == "train"
+    assert wrong <= 4
+
+
+def test_the_best_of_many_settings_of_one_launch_is_no_discovery() -> None:
+    """Windows err by twice what they state; a hundred clocks are a hundred chances."""
+    wrong = 0
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        swept = launch(rng, 1, 0, 0.02, lives=tuple(range(2, 102)))
+        noisy = [
+            replace(w, step_time_s=w.step_time_s * noise[0], power_W=w.power_W * noise[1])
+            for w, noise in zip(
+                swept.measurements, np.exp(rng.normal(0, 0.009, (100, 2))), strict=True
+            )
+        ]
+        judge = judge_of([launch(rng, 0, 0, 0.02), replace(swept, measurements=tuple(noisy))])
+        best, _ = judge.choose()
+        wrong += advise(judge, best).action == "train"
+    assert wrong <= 3  # nine if only launches counted as chances
+
+
+def test_a_small_saving_asks_for_launches_and_a_large_one_for_none() -> None:
+    rng = np.random.default_rng(4)
+    small, large = (judge_of(searched(rng, saving), fresh=(6, 7)) for saving in (0.06, 0.6))
+    best, _ = small.choose()
+    more = small.more(best, 1e-4)
+    assert small.p_better(best) < ENOUGH
+    assert more is not None
+    assert 1 <= more.launches <= 14
+    assert not more.of_baseline  # it has three launches, the candidate none since it was chosen
+    assert small.more(best, 10.0) is None  # launches that take more than the training
+    best, _ = large.choose()
+    assert large.p_better(best) >= ENOUGH
+    assert large.more(best, 1e-4).launches == 1  # a single launch may be wrong for other reasons
+    assert large.more(best, 0.1) is None
+
+
+def test_launches_after_the_choice_count_without_a_correction_for_luck() -> None:
+    rng = np.random.default_rng(4)
+    records = searched(rng, 0.08)
+    before = judge_of(records, fresh=(6, 7))
+    best, _ = before.choose()
+    records += [launch(rng, 8 + i, 3, 0.01, time=math.log1p(-0.08)) for i in range(3)]
+    after = judge_of(records, fresh=(6, 7, 8, 9, 10))
+    again, _ = after.choose()
+    assert best.configuration == again.configuration == configuration(3)
+    assert after.p_better(again) > max(before.p_better(best), SURE)
+
+
+def test_what_failed_when_launched_again_is_passed_over() -> None:
+    judge = judge_of(searched(np.random.default_rng(1), 0.5), failed=[configuration(3)])
+    best, _ = judge.choose()
+    assert best.configuration != configuration(3)
+
+
+def test_a_trade_is_chosen_under_an_objective_only() -> None:
+    today, trade = point(configuration(0), 100.0, 300.0), point(configuration(1), 120.0, 150.0)
+    free = Judge((today, trade), today, Constraints(), STEPS)
+    assert free.choose()[0] is today
+    assert Judge((today, trade), today, Constraints(objective="energy"), STEPS).choose()[0] is trade
+    assert free.choose()[1].rule == "better-in-both"
+
+
+def test_the_baseline_is_within_a_tenth_of_itself_for_certain() -> None:
+    records = searched(np.random.default_rng(1), 0.0, spread=0.2)
+    judge = judge_of(records, max_slowdown=0.1, objective="energy")
+    assert judge.baseline_met == 1.0
+
+
+def test_limits_are_judged_together() -> None:
+    rng = np.random.default_rng(9)
+    records = searched(rng, 0.3)
+    judge = judge_of(records)
+    best, _ = judge.choose()
+    limits = Constraints(budget_kJ=best.energy_to_solution_kJ, deadline_s=best.time_to_solution_s)
+    met, every = judge.chance(best, limits)
+    assert met["budget_kJ"] == pytest.approx(0.5, abs=0.2)
+    assert met["deadline_s"] == pytest.approx(0.5, abs=0.2)
+    assert max(met["budget_kJ"] * met["deadline_s"], 0.26) < every <= min(met.values())
+
+
+def test_where_the_baseline_misses_the_limits_meeting_them_is_enough() -> None:
+    records = searched(np.random.default_rng(1), 0.3)
+    today_s = records[0].measurements[0].step_time_s * STEPS
+    judge = judge_of(records, deadline_s=0.85 * today_s)
+    best, choice = judge.choose()
+    advice = advise(judge, best, met=choice.met)
+    assert (advice.action, advice.for_limits) == ("train", True)
+    assert advice.p_better > 0.95
+
+
+def test_a_limit_that_both_barely_meet_or_miss_is_no_reason_for_twice_the_energy() -> None:
+    rng, records = np.random.default_rng(9), []
+    for i, time_s in enumerate((1.003, 0.996, 1.006, 0.998, 1.0, 1.22)):
+        drawn = launch(rng, i, (0, 1, 0, 1, 0, 2)[i], 0.0)
+        power_W = 40.0 if i in (1, 3) else 20.0
+        window = replace(drawn.measurements[0], step_time_s=time_s, power_W=power_W)
+        records.append(replace(drawn, measurements=(window,)))
+    judge = judge_of(records, deadline_s=STEPS * 1.0)
+    best, choice = judge.choose()
+    assert best.configuration == configuration(1)
+    assert choice.baseline_p_met < 0.5 < choice.p_all_met
+    assert advise(judge, best, met=choice.met).action == "keep"
+
+
+def test_a_sure_second_is_recommended_and_the_better_one_promising() -> None:
+    rng = np.random.default_rng(3)
+    records = [launch(rng, 0, 0, 0.001), launch(rng, 1, 1, 0.001, time=-0.5)]
+    records += [launch(rng, 2, 0, 0.001), launch(rng, 3, 1, 0.001, time=-0.5)]
+    noisy = launch(rng, 4, 2, 0.001, time=-0.52)
+    judge = judge_of([*records, noisy], failed=())
+    best, _ = judge.choose()
+    assert advise(judge, best).action == "train"
+
+
+def test_a_launch_that_fails_again_is_known_from_the_records() -> None:
+    from tuner.answer.judge import failed_again
+
+    rng = np.random.default_rng(3)
+    good = launch(rng, 0, 3, 0.0)
+    request = replace(good.request, purpose="verify", live=(good.measurements[0].live,))
+    failed = ProbeRecord(request, (), good.meter, Failure("out_of_memory", "no memory"))
+    assert failed_again([good, failed]) == {configuration(3)}
+    node = ProbeRecord(request, (), good.meter, Failure("node", "lost"))
+    assert failed_again([good, node]) == frozenset()
+    assert failed_again([failed, replace(good, request=request)]) == frozenset()
+
+
+def test_differences_of_points_are_those_of_their_logarithms() -> None:
+    a, b = point(configuration(0), 100.0, 300.0), point(configuration(1), 50.0, 300.0)
+    energy, time = Judge([a, b], a, Constraints(), STEPS).differences(b)
+    assert time.relative == pytest.approx(-0.5)
+    assert energy.relative == pytest.approx(-0.5)
+    assert time.shown
+
+
+def test_the_state_of_a_study_is_computed_once() -> None:
+    records = searched(np.random.default_rng(1), 0.3)
+    spec = StudySpec("study", None, problem=None, settings=SearchSettings())  # type: ignore[arg-type]
+    state = StudyState(spec, records)
+    assert state.posterior is state.posterior
+    assert StudyState(spec, ()).posterior is None
+
+
+def test_predictions_are_judged_by_the_known_error_of_the_models(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    """No launch tells anything there, so that neither their number nor their spread counts."""
+    result = tuner.optimize(
+        "opt-350m",
+        cluster="a100-8",
+        executor="simulated",
+        max_slowdown=0.15,
+        search=tuner.SearchSettings(max_probes=10),
+        runs_dir=tmp_path,
+    )
+    judge, today, sure, chances = result.judged, result.baseline, [], []
+    assert judge.posterior is None
+    assert today is not None
+    for point in result.points:
+        if point.configuration == today.configuration:
+            continue
+        energy, _ = judge.differences(point)
+        p_better = judge.p_better(point)
+        if energy.high < -0.01:  # the whole interval saves more than a change is worth
+            assert p_better > SURE
+        elif energy.relative > 0:
+            assert p_better < 0.5
+        sure.append(p_better > SURE)
+        met, _ = judge.chance(point, judge.constraints)
+        chances.append(met["deadline_s"])
+    assert any(0.001 < chance < 0.999 for chance in chances)  # the models may be wrong, too
+    assert any(sure)
+    assert not all(sure)
+    assert result.recommendation.evidence.value == "predicted"
+    assert result.recommendation.more is None

@@ -1,0 +1,174 @@
+"""One posterior of all windows: intervals that hold, learned spreads, savings that shrink."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tuner.answer.posterior import Gain, Posterior
+from tuner.answer.windows import Windows
+from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.testing.studies import METER, measured
+from tuner.workload.node.measure.statistics import Z90
+from tuner.workload.records.probe import ProbeRecord, ProbeRequest
+
+WINDOW_SD = 0.005
+
+
+def launch(
+    rng: np.random.Generator,
+    number: int,
+    size: int,
+    spread: float,
+    *,
+    time: float = 0.0,
+    lives: tuple[int, ...] = (1,),
+    together: float = 0.0,
+) -> ProbeRecord:
+    """A launch of micro-batch `size` whose log time and log power differ from (time, 0)."""
+    effect = rng.normal(0, spread, 2)
+    effect[1] = together * effect[0] + math.sqrt(1 - together**2) * effect[1]
+    windows = []
+    for live in lives:
+        noise = effect + rng.normal(0, WINDOW_SD, 2)
+        seconds = math.exp(time + noise[0])
+        window = measured(Settings(clock_MHz=live), time_s=seconds, power_W=20 * math.exp(noise[1]))
+        error = WINDOW_SD * seconds
+        windows.append(replace(window, step_time_se_s=error, power_se_W=WINDOW_SD * 20))
+    request = ProbeRequest(f"p{number:04d}", Settings(data_parallel=2, micro_batch=size + 1))
+    return ProbeRecord(request, tuple(windows), METER)
+
+
+def posterior(records: list[ProbeRecord]) -> Posterior:
+    return Posterior.of(Windows.of(records))
+
+
+def configuration(size: int, live: int = 1) -> Configuration:
+    return Configuration.of(data_parallel=2, micro_batch=size + 1, clock_MHz=live)
+
+
+@pytest.mark.parametrize(("lives", "repeated"), [((1,), 4), ((1, 2, 3, 1), 4), ((1, 2, 3, 1), 0)])
+def test_intervals_hold_the_truth(lives: tuple[int, ...], repeated: int) -> None:
+    """The setting that a launch visits twice is no other launch."""
+    rng = np.random.default_rng(7)
+    held = []
+    for _ in range(40):
+        records = [launch(rng, i, i, 0.01, lives=lives) for i in range(6)]
+        records += [launch(rng, 6 + i, i % 2, 0.01, lives=lives) for i in range(repeated)]
+        found = posterior(records)
+        held += list(np.abs(found.log_time) <= Z90 * found.log_time_se)
+    assert np.mean(held) >= 0.86
+
+
+def test_the_spread_of_launches_is_learned() -> None:
+    rng = np.random.default_rng(3)
+    for spread in (0.01, 0.05):
+        found = posterior([launch(rng, i, i % 4, spread) for i in range(24)])
+        assert found.launch_sd(0.0, 1.0) == pytest.approx(spread, rel=0.7)
+
+
+def test_exact_launches_count_as_such_and_launches_far_apart_do_not() -> None:
+    """On a shared machine launches differ by 20 %: six of them have to tell so."""
+    rng = np.random.default_rng(3)
+    exact = posterior([launch(rng, i, i % 3, 0.0005) for i in range(9)])
+    assert exact.launch_sd(0.0, 1.0) < 0.01
+    shared = posterior([launch(rng, i, i % 3, 0.2) for i in range(6)])
+    assert shared.launch_sd(0.0, 1.0) > 0.1
+
+
+def test_second_visits_in_one_launch_say_nothing_of_launches() -> None:
+    rng = np.random.default_rng(3)
+    one = posterior([launch(rng, 0, 0, 0.0, lives=(1,))])
+    visits = posterior([launch(rng, 0, 0, 0.0, lives=(1, 1, 1, 1))])
+    assert visits.log_time_se[0] == pytest.approx(one.log_time_se[0], rel=0.3)
+    assert visits.log_time_se[0] > 0.01
+
+
+def test_the_best_of_many_equal_ones_shrinks_towards_them() -> None:
+    rng = np.random.default_rng(5)
+    stated, raw = [], []
+    for _ in range(25):
+        records = [launch(rng, i, i, 0.02) for i in range(10)]
+        records += [launch(rng, 10, 0, 0.02), launch(rng, 11, 0, 0.02)]
+        found = posterior(records)
+        best = min(range(1, 10), key=lambda i: records[i].measurements[0].step_time_s)
+        gain = found.saving(configuration(best), configuration(0), 0.0, 1.0)
+        times = [records[i].measurements[0].step_time_s for i in (0, 10, 11)]
+        raw.append(np.mean(np.log(times)) - math.log(records[best].measurements[0].step_time_s))
+        stated.append(gain.mean)
+        low, high = gain.interval(0.95)
+        assert low < gain.mean < high
+    assert np.mean(stated) < 0.8 * np.mean(raw)
+
+
+def test_a_large_saving_is_hardly_shrunk_and_almost_certain() -> None:
+    rng = np.random.default_rng(5)
+    records = [launch(rng, i, i, 0.01, time=math.log(0.27) * (i == 3)) for i in range(6)]
+    records += [launch(rng, 6, 0, 0.01), launch(rng, 7, 0, 0.01)]
+    found = posterior(records)
+    pair = configuration(3), configuration(0)
+    gain = found.saving(*pair, 1.0, 0.0)
+    assert gain.mean == pytest.approx(-math.log(0.27), rel=0.05)
+    assert gain.above(0.0) > 0.999
+    alone = found.by_launches(*pair, 1.0, 0.0)
+    assert alone is not None
+    assert alone.above(0.0) > 0.99
+
+
+def test_many_settings_leave_out_no_launch() -> None:
+    """The spreads are learned from cells of every launch, so the last one is not thought luck."""
+    rng = np.random.default_rng(5)
+    lives = tuple(range(1, 11))
+    records = [
+        launch(rng, i, i, 0.01, time=-1.3 if i == 29 else 0.05, lives=lives) for i in range(30)
+    ]
+    records += [launch(rng, 30 + i, 0, 0.01, time=0.05) for i in range(2)]
+    gain = posterior(records).saving(configuration(29), configuration(0), 0.0, 1.0)
+    assert gain.mean == pytest.approx(1.35, rel=0.05)
+
+
+def test_only_named_launches_count() -> None:
+    rng = np.random.default_rng(5)
+    records = [launch(rng, 0, 0, 0.0), launch(rng, 1, 1, 0.0, time=-0.5)]
+    records.append(launch(rng, 2, 1, 0.0, time=-0.1))
+    found = posterior(records)
+    pair = configuration(1), configuration(0)
+    fresh = found.by_launches(*pair, 0.0, 1.0, only=frozenset({2}))
+    assert fresh is not None
+    assert fresh.mean == pytest.approx(0.1, abs=0.03)
+    assert found.by_launches(*pair, 0.0, 1.0, only=frozenset()) is None
+    assert found.launches_of(configuration(1)) == {1, 2}
+
+
+def test_launches_tell_how_time_and_power_go_together() -> None:
+    rng = np.random.default_rng(11)
+    apart = posterior([launch(rng, i, i, 0.05) for i in range(10)])
+    assert apart.correlation == 0.0
+    found = posterior([launch(rng, i, i % 3, 0.05, together=-0.95) for i in range(18)])
+    assert found.correlation < -0.5
+
+
+def test_draws_have_the_moments_that_are_stated() -> None:
+    rng = np.random.default_rng(2)
+    records = [launch(rng, i, i % 3, 0.02, time=0.1 * (i % 3), lives=(1, 2)) for i in range(8)]
+    found = posterior(records)
+    time, power = found.draw(np.random.default_rng(0), 6000)
+    assert time.mean(axis=0) == pytest.approx(found.log_time, abs=0.004)
+    assert power.mean(axis=0) == pytest.approx(found.log_power, abs=0.004)
+    inside = np.abs(time - found.log_time) <= Z90 * found.log_time_se
+    assert inside.mean(axis=0) == pytest.approx(0.9, abs=0.04)
+    # Settings of one launch share its effect.
+    both = [found.configurations.index(configuration(0, live)) for live in (1, 2)]
+    assert np.corrcoef(time[:, both[0]], time[:, both[1]])[0, 1] > 0.3
+
+
+def test_a_gain_is_a_mixture() -> None:
+    gain = Gain(np.array([0.0, 1.0]), np.array([0.1, 0.1]), np.array([0.25, 0.75]))
+    assert gain.mean == pytest.approx(0.75)
+    assert gain.above(0.5) == pytest.approx(0.75, abs=1e-3)
+    assert gain.shifted(1.0).above(1.5) == pytest.approx(0.75, abs=1e-3)
+    low, high = Gain.normal(0.0, 1.0).interval(0.95)
+    assert (low, high) == pytest.approx((-1.96, 1.96), abs=0.001)

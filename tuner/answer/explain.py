@@ -1,0 +1,127 @@
+"""Explanation of a point: its time and energy by part and its knobs' effects.
+
+Parts are the analytic model's breakdown, scaled to what was measured. A knob's effect is the
+difference between the point and its neighbour, drawn from the surrogates' joint posterior, so that
+what the two share does not widen the interval.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from tuner.answer.parts import Explanation, KnobEffect, Point, RelativeChange
+from tuner.answer.result import Result
+from tuner.formatting import ordered_knobs
+from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.knobs import KNOBS, Value
+from tuner.search_spaces.rules import broken_rules
+
+#: Joint draws behind an interval.
+DRAWS = 1000
+#: Limit on the neighbours that are drawn together.
+MOST_NEIGHBOURS = 150
+
+
+def _neighbours(result: Result, point: Point) -> list[tuple[str, Value | None, Configuration]]:
+    job, cluster = result.job, result.cluster
+    mine, measured = point.configuration, {p.configuration for p in result.points}
+    found = []
+    for knob in ordered_knobs(p.configuration for p in result.points):
+        seen = {p.configuration.get(knob) for p in result.points} - {mine.get(knob)}
+        for value in sorted(seen, key=lambda each: (str(type(each)), str(each))):
+            live = KNOBS[knob].kind == "live" if knob in KNOBS else knob in mine.live
+            half = {**(mine.live if live else mine.launch), knob: value}
+            changed = Settings({name: each for name, each in half.items() if each is not None})
+            other = replace(mine, **{"live" if live else "launch": changed})
+            able = job is None or cluster is None or not broken_rules(other, job, cluster)
+            if other in measured or able:
+                found.append((knob, value, other))
+    return found[:MOST_NEIGHBOURS]
+
+
+def _effects(result: Result, point: Point) -> tuple[KnobEffect, ...]:
+    if sum(map(len, result.windows.values())) < 3 or (surrogates := result.surrogates) is None:
+        return ()
+    neighbours = _neighbours(result, point)
+    if not neighbours:
+        return ()
+    drawn = [point.configuration, *(other for _, _, other in neighbours)]
+    normals = np.random.default_rng(0).standard_normal((DRAWS, 2, len(drawn)))
+    time, power = surrogates.sample(drawn, normals)
+    measured = {p.configuration for p in result.points}
+    baseline = result.baseline.configuration if result.baseline else None
+    metered = point.meter.has_energy
+
+    def change(log: np.ndarray, column: int) -> RelativeChange:
+        quantiles = np.quantile(log[:, 0] - log[:, column], [0.5, 0.05, 0.95])
+        middle, low, high = (float(value) for value in np.expm1(quantiles))
+        return RelativeChange(middle, low, high)
+
+    effects = [
+        KnobEffect(
+            knob=knob,
+            value=point.configuration.get(knob),
+            instead_of=value,
+            time=change(time, column),
+            energy=change(time + power, column) if metered else None,
+            power=change(power, column) if metered else None,
+            measured=other in measured,
+            of_baseline=baseline is not None and baseline.get(knob) == value,
+        )
+        for column, (knob, value, other) in enumerate(neighbours, start=1)
+    ]
+    return tuple(
+        sorted(effects, key=lambda e: (not e.of_baseline, -abs((e.energy or e.time).median)))
+    )
+
+
+def _where(result: Result, point: Point) -> dict[str, Mapping[str, float]]:
+    from tuner.models.analytic.model import AnalyticModel
+    from tuner.problem.problem import steps_a_job_step
+
+    job, cluster = result.job, result.cluster
+    assert job is not None and cluster is not None  # noqa: PT018
+    breakdown = AnalyticModel(job, cluster).breakdown(point.configuration)
+    step_s = point.time_to_solution_s / result.steps
+    step_J = 1000 * point.energy_to_solution_kJ / result.steps
+    share = steps_a_job_step(point.configuration, job)
+    return {
+        "time_s": {
+            name: value * step_s / breakdown.step_time_s for name, value in breakdown.time_s.items()
+        },
+        "energy_J": {
+            name: value * step_J / breakdown.energy_J for name, value in breakdown.joules.items()
+        },
+        "model_error": {
+            "step time": share * breakdown.step_time_s / step_s - 1,
+            "energy": share * breakdown.energy_J / step_J - 1,
+        },
+    }
+
+
+def explain(result: Result, point: str | Configuration = "best") -> Explanation:
+    """Explain a point of a result."""
+    chosen, where, why = result.point(point), dict[str, Any](), ""
+    if result.job is None or result.cluster is None:
+        why = "no job or cluster is known"
+    elif not result.job.is_modelled:
+        why = "the model's sizes are not known"
+    else:
+        where = _where(result, chosen)
+    metered = chosen.meter.has_energy
+    if where and not metered:
+        error = {name: value for name, value in where["model_error"].items() if name != "energy"}
+        where = {"time_s": where["time_s"], "model_error": error}
+    subject = "time and energy go is" if metered else "time goes is"
+    return Explanation(
+        point=chosen,
+        **where,
+        parts_W=result.parts_W(chosen.configuration),
+        knobs=_effects(result, chosen),
+        mark=chosen.meter.mark,
+        notes=(f"Where {subject} not told: {why}.",) if why else (),
+    )

@@ -1,0 +1,320 @@
+"""Judgement of measured configurations against the baseline, by one posterior.
+
+The best of several measured configurations looks better than it is. So a configuration counts as
+better with the least of two probabilities: that of the posterior, which shrinks the configurations
+towards each other, and that of its own launches, which is either by launches made after it was
+chosen, or by all of them less what the choice among the configurations may have added (the union
+bound, Bonferroni 1936).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from scipy.stats import norm
+
+from tuner.answer.choice import LIKELY, cost_of, decide, energy_cost_of, figures_of, ratios_to
+from tuner.answer.parts import Choice, FurtherLaunches, Point
+from tuner.answer.posterior import DRAWS, Gain, Posterior
+from tuner.answer.significance import Difference
+from tuner.problem.constraints import OBJECTIVES, Constraints
+from tuner.search_spaces.configuration import Configuration
+from tuner.workload.node.measure.statistics import log_error
+from tuner.workload.records.probe import ProbeRecord
+
+#: Probability from which on a configuration is recommended, and from which on no further launch is
+#: bought; the larger one allows for looking after each launch (`python -m benchmarks.verdicts`).
+SURE, ENOUGH = 0.95, 0.99
+#: Log saving that a configuration must exceed to be better: its probability is of that.
+MARGIN = 0.005
+#: Least saving of energy or time that is named: a smaller one is no difference worth a change.
+WORTH = 0.01
+#: Launches that are bought at most in one study.
+MOST_LAUNCHES = 16
+#: Smallest probability of becoming sure for which launches are bought.
+FUTILE = 0.05
+#: Share of launches that measure something else than what was asked, for reasons that no spread of
+#: launches tells: even a choice that seems sure is launched once more if that is worth it.
+OUTLIERS = 0.01
+#: Energy of the training over that of a launch where the training is unknown.
+LONG_TRAINING = 2000.0
+
+
+def failed_again(records: Sequence[ProbeRecord]) -> frozenset[Configuration]:
+    """Return the configurations whose last verifying launch failed for their own fault."""
+    last: dict[Configuration, bool] = {}
+    for record in records:
+        if record.request.purpose != "verify":
+            continue
+        if record.failure is None or record.failure.blames_configuration:
+            last[record.request.configurations()[0]] = not record.measurements
+    return frozenset(each for each, failed in last.items() if failed)
+
+
+def _differences(
+    gains: tuple[Gain, Gain], method: str, *, predicted: bool
+) -> tuple[Difference, Difference]:
+    found = []
+    for quantity, gain in zip(("energy_per_step", "step_time"), gains, strict=True):
+        low, high = gain.interval(0.95)
+        p_less = gain.above(0.0)
+        mean, low, high = (math.expm1(-log) for log in (gain.mean, high, low))
+        p_value = 2 * min(p_less, 1 - p_less)
+        found.append(Difference(quantity, mean, low, high, p_value, method, predicted))
+    return found[0], found[1]
+
+
+def differences_by_intervals(
+    today: Point, point: Point, ratio_sd: tuple[float, float] | None = None
+) -> tuple[Difference, Difference]:
+    """Return how a point differs from another in energy and time.
+
+    Args:
+        ratio_sd: standard deviations of log time and log energy over the other's; None if the
+            errors of the two are independent.
+    """
+    energy, time = map(math.log, ratios_to(today, point))
+    if ratio_sd is None:
+        energies = today.energy_interval_kJ, point.energy_interval_kJ
+        times = today.time_interval_s, point.time_interval_s
+        ratio_sd = math.hypot(*map(log_error, times)), math.hypot(*map(log_error, energies))
+    gains = Gain.normal(-energy, ratio_sd[1]), Gain.normal(-time, ratio_sd[0])
+    return _differences(gains, "intervals of the points", predicted=point.meter.is_simulated)
+
+
+@dataclass(frozen=True)
+class Judge:
+    """Judge of the points of a study under one set of constraints."""
+
+    points: Sequence[Point]
+    baseline: Point | None
+    constraints: Constraints
+    steps: int
+    # of the points; None for predictions, which have intervals only.
+    posterior: Posterior | None = None
+    fresh: frozenset[int] = frozenset()
+    # configurations that failed when they were launched again.
+    failed: frozenset[Configuration] = frozenset()
+    # standard deviations of log time and log energy over the baseline's, of a plan.
+    ratio_sd: dict[Configuration, tuple[float, float]] | None = None
+
+    # -- limits ----------------------------------------------------------------------------------
+
+    def _drawn(self, point: Point) -> tuple[np.ndarray, np.ndarray]:
+        draws = self.posterior.draws if self.posterior is not None else {}
+        if point.configuration in draws:
+            time, power = draws[point.configuration]
+            return time + math.log(self.steps), power
+        normal = np.random.default_rng(0).standard_normal((2, DRAWS))
+        time_se, energy_se = log_error(point.time_interval_s), log_error(point.energy_interval_kJ)
+        power_se = math.sqrt(max(energy_se**2 - time_se**2, 0.0))
+        time = math.log(point.time_to_solution_s) + time_se * normal[0]
+        return time, math.log(point.power_W) + power_se * normal[1]
+
+    def _drawn_slowdown(self, point: Point, today: Point) -> np.ndarray:
+        if self.ratio_sd is None or point.configuration not in self.ratio_sd:
+            return self._drawn(point)[0] - self._drawn(today)[0]
+        log = math.log(point.time_to_solution_s / today.time_to_solution_s)
+        time_sd, _ = self.ratio_sd[point.configuration]
+        return log + time_sd * np.random.default_rng(0).standard_normal(DRAWS)
+
+    def chance(self, point: Point, constraints: Constraints) -> tuple[dict[str, float], float]:
+        """Return the probability that a point meets each limit, and that it meets all.
+
+        A peak and a number of GPUs are met or not. The limit on slowdown is relative to the
+        baseline, draw by draw, so the baseline meets it for certain.
+        """
+        limits = constraints.limits
+        if not limits:
+            return {}, 1.0
+        log_time, log_power = self._drawn(point)
+        time_s, energy_kJ = np.exp(log_time), np.exp(log_time + log_power) / 1000
+        if limits.slowdown is not None and self.baseline is not None:
+            slowdown = np.exp(self._drawn_slowdown(point, self.baseline))
+            time_s = slowdown * self.baseline.time_to_solution_s
+        known_figures = figures_of([point])
+        job = known_figures._replace(energy_kJ=energy_kJ, time_s=time_s, power_W=np.exp(log_power))
+        # A figure without any error may equal its limit.
+        met = {name: ratio <= 1 + 1e-12 for name, ratio in limits.ratios(job).items()}
+        every = np.logical_and.reduce(np.broadcast_arrays(*met.values()))
+        return {name: float(holds.mean()) for name, holds in met.items()}, float(every.mean())
+
+    # -- the choice ------------------------------------------------------------------------------
+
+    def choose(self, among: Sequence[Point] | None = None) -> tuple[Point | None, Choice]:
+        """Return the point that is best by the posterior's means, and how it was chosen."""
+        if among is None:
+            among = self.candidates
+        constraints, today = self.constraints, self.baseline
+        best, choice = decide(among, constraints, today, chance=self.chance, beside=self.points)
+        if today is None:
+            return best, choice
+        _, kept = decide([today], constraints, today, chance=self.chance)
+        value, p_met = kept.objective_value, kept.p_all_met
+        return best, replace(
+            choice, baseline_met=kept.met, baseline_value=value, baseline_p_met=p_met
+        )
+
+    @cached_property
+    def candidates(self) -> Sequence[Point]:
+        """The points but those that failed when they were launched again, unless all did."""
+        return [p for p in self.points if p.configuration not in self.failed] or self.points
+
+    @cached_property
+    def baseline_met(self) -> float | None:
+        """Probability that the baseline meets the limits; None without either."""
+        if self.baseline is None or not self.constraints.limits:
+            return None
+        return self.chance(self.baseline, self.constraints)[1]
+
+    # -- against the baseline --------------------------------------------------------------------
+
+    def differences(self, point: Point) -> tuple[Difference, Difference] | None:
+        """Return how a point differs from the baseline in energy and time; None without one."""
+        today = self.baseline
+        if today is None or point.configuration == today.configuration:
+            return None
+        if not self._compared(point):
+            return differences_by_intervals(
+                today, point, (self.ratio_sd or {}).get(point.configuration)
+            )
+        gains = self._saving(point, 1.0, 0.0), self._saving(point, 0.0, 1.0)
+        return _differences(gains, "posterior of all launches", predicted=False)
+
+    def against(self, other: Point) -> Judge:
+        """Return the judge that compares with another point than the baseline.
+
+        The models' error of a ratio is known to the baseline. That of two others is at most the
+        sum of their two: the triangle inequality of the errors' features.
+        """
+        if self.baseline is None or self.ratio_sd is None:
+            return replace(self, baseline=other)
+        known_figures = {**self.ratio_sd, self.baseline.configuration: (0.0, 0.0)}
+        if other.configuration not in known_figures:
+            return replace(self, baseline=other, ratio_sd=None)
+        own_time, own_energy = known_figures[other.configuration]
+        sums = {
+            each: (time + own_time, energy + own_energy)
+            for each, (time, energy) in known_figures.items()
+        }
+        return replace(self, baseline=other, ratio_sd=sums)
+
+    def launches_of(self, point: Point) -> frozenset[int]:
+        """Return the numbers of the launches that measured a point, if its posterior is known."""
+        posterior = self.posterior
+        return frozenset() if posterior is None else posterior.launches_of(point.configuration)
+
+    def _compared(self, point: Point) -> bool:
+        today = self.baseline
+        return bool(today is not None and self.launches_of(point) and self.launches_of(today))
+
+    def _saving(self, point: Point, energy: float, time: float) -> Gain:
+        assert self.posterior is not None and self.baseline is not None  # noqa: PT018
+        return self.posterior.saving(point.configuration, self.baseline.configuration, energy, time)
+
+    def _weights(self, point: Point) -> tuple[float, float, float]:
+        # The price is a sum of a term in energy and one in time; its logarithm is linear in theirs
+        # near the point.
+        goal = self.constraints.goal
+        if goal != "cost" or self.baseline is None:
+            return *(OBJECTIVES[goal] or (1.0, 1.0)), 0.0
+        constraints, today = self.constraints, self.baseline
+        mine, before = cost_of(point, constraints), cost_of(today, constraints)
+        energy = energy_cost_of(point, constraints) / mine
+        logs = energy * math.log(today.energy_to_solution_kJ / point.energy_to_solution_kJ)
+        logs += (1 - energy) * math.log(today.time_to_solution_s / point.time_to_solution_s)
+        return energy, 1 - energy, math.log(before / mine) - logs
+
+    def gain(self, point: Point) -> Gain | None:
+        """Return the log gain of the objective against the baseline; None without one."""
+        if self.baseline is None or point.configuration == self.baseline.configuration:
+            return None
+        energy, time, more = self._weights(point)
+        if self._compared(point):
+            return self._saving(point, energy, time).shifted(more)
+        pair = self.differences(point)
+        assert pair is not None
+        means = [-math.log1p(each.relative) for each in pair]
+        errors = [
+            (math.log1p(each.high) - math.log1p(each.low)) / (2 * norm.ppf(0.975)) for each in pair
+        ]
+        mean = energy * means[0] + time * means[1] + more
+        error = math.hypot(energy * errors[0], time * errors[1])
+        return Gain.normal(mean, error)
+
+    def saves_enough(self, point: Point) -> bool:
+        """Return True if a point saves at least `WORTH` of energy or time, of what is asked."""
+        pair = self.differences(point)
+        if pair is None:
+            return False
+        energy, time, _ = self._weights(point)
+        constraints = zip((energy, time), pair, strict=True)
+        return any(weight and -each.relative >= WORTH for weight, each in constraints)
+
+    def p_for_limits(self, point: Point) -> float:
+        """Return the probability that a point meets the limits and the baseline misses them."""
+        missed = 1 - (1.0 if self.baseline_met is None else self.baseline_met)
+        return missed and missed * self.chance(point, self.constraints)[1]
+
+    def p_better(self, point: Point) -> float:
+        """Return the probability that a point is better than the baseline in what was asked."""
+        if self.baseline is None or point.configuration == self.baseline.configuration:
+            return 0.0
+        for_limits = self.p_for_limits(point)
+        if for_limits >= LIKELY:
+            return for_limits
+        gain = self.gain(point)
+        assert gain is not None
+        joint = gain.above(MARGIN)
+        return min(joint, self._by_launches(point)) if self._compared(point) else joint
+
+    def _by_launches(self, point: Point) -> float:
+        assert self.posterior is not None and self.baseline is not None  # noqa: PT018
+        energy, time, more = self._weights(point)
+        pair = point.configuration, self.baseline.configuration
+        every = self.posterior.by_launches(*pair, energy, time)
+        assert every is not None
+        chosen_among = max(1, len(self.posterior.configurations) - 1)  # of one launch, too
+        by_all = 1 - chosen_among * (1 - every.above(MARGIN - more))
+        fresh = self.posterior.by_launches(*pair, energy, time, only=self.fresh)
+        return max(by_all, fresh.above(MARGIN - more) if fresh is not None else 0.0, 0.0)
+
+    # -- further launches ------------------------------------------------------------------------
+
+    def more(self, point: Point, launch_share: float | None) -> FurtherLaunches | None:
+        """Return the launches that are worth it to become sure of a point; None if none are.
+
+        Each of k launches, of whichever of the two is less known, narrows the saving as another
+        launch of both would; their worth is the saving that they let the training have, less what
+        they take.
+        """
+        gain = self.gain(point)
+        if gain is None or not self._compared(point):
+            return None
+        assert self.posterior is not None and self.baseline is not None  # noqa: PT018
+        training = 1 / launch_share if launch_share else LONG_TRAINING
+        fresh = self.launches_of(point) & self.fresh
+        if self.p_better(point) >= ENOUGH:
+            worth_one = not fresh and OUTLIERS * gain.mean * training > 1
+            return FurtherLaunches(1, of_baseline=False) if worth_one else None
+        energy, time, _ = self._weights(point)
+        spread = self.posterior.launch_sd(energy, time) ** 2
+        mean, sd = gain.mean, gain.sd
+        best, worth = 0, 0.0
+        for k in range(1, MOST_LAUNCHES - len(self.fresh) + 1):
+            left = 1 / (1 / sd**2 + k / (4 * spread))  # variance that remains: half of each
+            moves = math.sqrt(max(sd**2 - left, 1e-14))
+            z = (mean - MARGIN - float(norm.ppf(SURE)) * math.sqrt(left)) / moves
+            reach = float(norm.cdf(z))
+            value = (mean * reach + moves * float(norm.pdf(z))) * training - k
+            if reach > FUTILE and value > worth:
+                best, worth = k, value
+        if not best:
+            return None
+        today = self.baseline
+        few = len(self.launches_of(today)) <= len(fresh)
+        return FurtherLaunches(best, of_baseline=few and today.configuration not in self.failed)

@@ -1,0 +1,399 @@
+"""A plan: every configuration predicted, the front of the models, and the choice on it.
+
+The front is exact for the models. How far they may be wrong is in the intervals and in the
+probability of being on the front (`tuner.models.analytic.model_error`). Nothing is measured. The
+run folder keeps the table, of which a result is made again under any constraints.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tuner.answer.choice import front_of
+from tuner.answer.correction import Correction
+from tuner.answer.evaluate import Evaluation, evaluate
+from tuner.answer.failures import with_failures
+from tuner.answer.front_uncertainty import attainment_of
+from tuner.answer.judge import Judge
+from tuner.answer.parts import (
+    Attainment,
+    PlanFacts,
+    Point,
+    ResolvedRequest,
+    SearchCost,
+    SizeOfPlan,
+)
+from tuner.answer.result import Result
+from tuner.models.analytic.constants import Constants
+from tuner.models.analytic.failures import require_end
+from tuner.models.analytic.model import AnalyticModel
+from tuner.models.analytic.model_error import (
+    ModelError,
+    Spread,
+    error_parts,
+    known_error_lines,
+    most_informative,
+)
+from tuner.models.simulated_cluster import simulated_meter
+from tuner.pareto import knee, probability_nondominated
+from tuner.problem.constraints import Constraints
+from tuner.problem.from_job import does_not_fit
+from tuner.problem.problem import versions
+from tuner.problem.study_spec import StudySpec
+from tuner.search_spaces.cluster import Cluster, enlarged
+from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.job import TrainingJob
+from tuner.search_spaces.model_facts import facts_of
+from tuner.search_spaces.safe_files import read_bytes, write_text
+from tuner.search_spaces.space import SearchSpace
+from tuner.search_spaces.typed_json import read_fields, strict_json
+
+#: Joint draws: the standard error of a probability is at most 0.022.
+DRAWS = 500
+#: Number of probes that a plan names.
+PROBES = 10
+#: A configuration is kept as possibly on the front up to this many standard deviations of the own
+#: part of the error of a difference.
+HOPE = 2.0
+
+#: Name of the file in a run folder.
+PLAN_FILE = "plan.json"
+#: Version of the file.
+SCHEMA = 1
+#: Most that is read of it.
+MAX_BYTES = 256 * 2**20
+
+
+@dataclass(frozen=True)
+class PlanRow:
+    """One configuration; every figure but the memory is of a logarithm.
+
+    Attributes:
+        log_time, log_power: of a step, s and W.
+        time_ratio_sd, energy_ratio_sd: of the ratio to the baseline.
+        p_nondominated: probability of being on the front.
+    """
+
+    configuration: Configuration
+    log_time: float
+    log_power: float
+    time_se: float
+    power_se: float
+    time_ratio_sd: float
+    energy_ratio_sd: float
+    p_nondominated: float
+    memory_bytes: float
+
+
+@dataclass(frozen=True)
+class PlanTable:
+    """The table of a plan.
+
+    Attributes:
+        baseline: number of the baseline's row.
+        configurations, fitting: how many were predicted, and how many of them fit in memory.
+        probes: rows whose measurement would teach most, the baseline first.
+        doubts: sentences on what of the model no formula describes (`ModelFacts.doubts`).
+    """
+
+    rows: tuple[PlanRow, ...]
+    baseline: int
+    configurations: int
+    fitting: int
+    seconds: float
+    gpus: tuple[int, ...]
+    probes: tuple[int, ...]
+    attainment: Mapping[str, Any]
+    parameter_count: int | None = None
+    doubts: tuple[str, ...] = ()
+
+
+def write_plan(table: PlanTable, folder: Path) -> None:
+    """Write the table into a run folder."""
+    rows = [{**vars(row), "configuration": row.configuration.to_json()} for row in table.rows]
+    data = {"schema": SCHEMA, **vars(table), "rows": rows}
+    write_text(folder / PLAN_FILE, json.dumps(strict_json(data)) + "\n")
+
+
+def read_plan(folder: Path) -> PlanTable:
+    """Read the table of a run folder.
+
+    Raises:
+        InputError: it is no table of a plan, or a newer release wrote it.
+    """
+    path = folder / PLAN_FILE
+    try:
+        text = read_bytes(path, MAX_BYTES)
+        if len(text) > MAX_BYTES:
+            raise ValueError(f"it holds more than {MAX_BYTES // 2**20} MiB")
+        data = json.loads(text)
+        if data["schema"] != SCHEMA:
+            raise InputError(f"{path} was written by a newer joulefront; this one reads {SCHEMA}")
+        table = read_fields(PlanTable, data, "plan", rows=_rows, attainment=_attainment)
+        for number in (table.baseline, *table.probes):
+            if not 0 <= number < len(table.rows):
+                raise ValueError(f"it has no row {number}")
+    except (
+        OSError,
+        KeyError,
+        TypeError,
+        ValueError,
+        AttributeError,
+        OverflowError,
+        RecursionError,
+    ) as error:
+        raise InputError(f"cannot read the plan {path}: {error!r}") from error
+    return table
+
+
+def _rows(data: Iterable[Any]) -> tuple[PlanRow, ...]:
+    read = Configuration.from_json
+    return tuple(read_fields(PlanRow, row, "row of a plan", configuration=read) for row in data)
+
+
+def _attainment(data: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: int(value)
+        if name == "draws"
+        else tuple(math.inf if number is None else float(number) for number in value)
+        for name, value in data.items()
+    }
+
+
+def plan_table(
+    job: TrainingJob,
+    cluster: Cluster,
+    space: SearchSpace,
+    baseline: Configuration,
+    *,
+    gpus: Sequence[int] = (),
+    correction: Correction | None = None,
+    seed: int = 0,
+) -> PlanTable:
+    """Predict every configuration of a space, on one cluster or on several sizes of it.
+
+    Raises:
+        InputError: the job's model is unknown, nothing fits, or a size cannot be had.
+    """
+    started = time.perf_counter()
+    if not job.is_modelled:
+        raise InputError(
+            f"a plan needs the model and sequence length of job {job.name!r}, which are not known"
+        )
+    sizes = tuple(sorted(set(gpus)))
+    require_end(enlarged(cluster, sizes[-1]) if sizes else cluster)
+    constants = None if correction is None else correction.constants
+    parts = [
+        evaluate(
+            job,
+            cluster if size is None else enlarged(cluster, size),
+            space,
+            gpus=size,
+            slack=_slack(),
+            seed=seed,
+            constants=constants,
+        )
+        for size in sizes or (None,)
+    ]
+    for size, part in zip(sizes or (cluster.devices,), parts, strict=True):
+        if not part.count:
+            raise InputError(
+                f"space {space.name!r} has no configuration of job {job.name!r} on {size} GPUs; a "
+                f"larger global batch than {job.global_batch} feeds more"
+            )
+    if not any(part.fitting for part in parts):
+        smallest = min(parts, key=lambda part: part.least_bytes)
+        raise InputError(does_not_fit(job, cluster, space, smallest.count, smallest.least_bytes))
+    found, today = _with_baseline(job, cluster, baseline, _joined(parts), constants)
+    if correction is not None:
+        found = replace(
+            found,
+            log_time=found.log_time + correction.log_time,
+            log_power=found.log_power + correction.log_power,
+        )
+    spreads = Spread.of("step time", cluster.device), Spread.of("power", cluster.device)
+    table = _table(today, found, job.steps or 1, spreads, sizes, seed, started)
+    facts = facts_of(job)
+    return replace(table, parameter_count=facts.parameters, doubts=facts.doubts)
+
+
+def _slack() -> float:
+    own = math.hypot(Spread.of("step time").own, Spread.of("power").own)
+    return HOPE * math.sqrt(2) * own
+
+
+def _joined(parts: Sequence[Evaluation]) -> Evaluation:
+    arrays = ("log_time", "log_power", "memory_bytes", "listed")
+    joined: dict[str, Any] = {n: np.concatenate([getattr(p, n) for p in parts]) for n in arrays}
+    return Evaluation(
+        configurations=tuple(c for part in parts for c in part.configurations),
+        count=sum(part.count for part in parts),
+        fitting=sum(part.fitting for part in parts),
+        least_bytes=min(part.least_bytes for part in parts),
+        **joined,
+    )
+
+
+def _table(
+    today: int,
+    found: Evaluation,
+    steps: int,
+    spreads: tuple[Spread, Spread],
+    sizes: tuple[int, ...],
+    seed: int,
+    started: float,
+) -> PlanTable:
+    error = ModelError(found.configurations, time=spreads[0], power=spreads[1])
+    time_error, power_error = error.draw(DRAWS, seed)
+    log_time = found.log_time + time_error
+    log_energy = log_time + found.log_power + power_error
+    probability = probability_nondominated(log_energy, log_time)
+    probes = most_informative(error.energy_features(), probability, today, PROBES)
+    listed = found.listed.copy()
+    listed[[today, *probes]] = True
+    rows = np.flatnonzero(listed)
+    place = {int(row): i for i, row in enumerate(rows)}
+    time_ratio, energy_ratio = error.ratio_sd(today)
+    columns = (  # as `PlanRow` has them
+        *(found.log_time, found.log_power, error.time_sd, error.power_sd),
+        *(time_ratio, energy_ratio, probability, found.memory_bytes),
+    )
+    return PlanTable(
+        rows=tuple(
+            PlanRow(found.configurations[row], *(float(column[row]) for column in columns))
+            for row in rows
+        ),
+        baseline=place[today],
+        configurations=found.count,
+        fitting=found.fitting,
+        seconds=time.perf_counter() - started,
+        gpus=sizes,
+        probes=tuple(place[row] for row in probes),
+        attainment=vars(attainment_of(log_energy, log_time, steps)),
+    )
+
+
+def _with_baseline(
+    job: TrainingJob,
+    cluster: Cluster,
+    baseline: Configuration,
+    found: Evaluation,
+    constants: Constants | None,
+) -> tuple[Evaluation, int]:
+    if baseline in found.configurations:
+        return found, found.configurations.index(baseline)
+    alone = AnalyticModel(job, cluster, constants=constants).predict([baseline])
+    prediction = with_failures(alone, lambda: np.array([baseline.world_size]), cluster)
+    added = replace(
+        found,
+        configurations=(*found.configurations, baseline),
+        log_time=np.append(found.log_time, np.log(prediction.step_time_s)),
+        log_power=np.append(found.log_power, np.log(prediction.power_W)),
+        memory_bytes=np.append(found.memory_bytes, prediction.memory_bytes),
+        listed=np.append(found.listed, True),
+    )
+    return added, len(found.configurations)
+
+
+def plan_result(spec: StudySpec, table: PlanTable) -> Result:
+    """Return the result of a plan under the constraints of its specification."""
+    problem, cluster = spec.problem, spec.problem.cluster
+    assert cluster is not None
+    meter = simulated_meter(cluster)
+    points = tuple(
+        Point.from_logs(
+            row.configuration,
+            [
+                *(row.log_time, row.time_se, row.log_power, row.power_se),
+                math.hypot(row.time_se, row.power_se),
+            ],
+            steps=problem.steps,
+            source="predicted",
+            windows=0,
+            meter=meter,
+            p_nondominated=math.nan if table.doubts else row.p_nondominated,
+            peak_memory_bytes=int(row.memory_bytes),
+        )
+        for row in table.rows
+    )
+    baseline = points[table.baseline]
+    limit = cluster.device.memory_limit_bytes or math.inf
+    if table.rows[table.baseline].memory_bytes > limit:
+        # It would run out of memory: shown for comparison, never chosen.
+        points = tuple(p for p in points if p is not baseline)
+    constraints = spec.constraints.relative_to(baseline.time_to_solution_s)
+    ratios = {r.configuration: (r.time_ratio_sd, r.energy_ratio_sd) for r in table.rows}
+    judge = Judge(points, baseline, constraints, problem.steps, ratio_sd=ratios)
+    best, choice = judge.choose()
+    return Result(
+        name=spec.name,
+        run_dir=spec.run_dir,
+        front_points=front_of(points),
+        points=points,
+        best=best,
+        choice=choice,
+        baseline=baseline,
+        spent=SearchCost(0.0, 0.0, 0, 0, 0, None, None),
+        steps=problem.steps,
+        request=ResolvedRequest(constraints),
+        about=_about(spec, table, cluster),
+        attainment=Attainment(**table.attainment),
+        job=problem.job,
+        cluster=cluster,
+        plan=PlanFacts(
+            table.configurations,
+            table.fitting,
+            table.seconds,
+            _sizes(points, constraints, table.gpus, problem.steps),
+            tuple(table.rows[row].configuration for row in table.probes),
+            table.parameter_count,
+            table.doubts,
+        ),
+        judge=judge,
+    )
+
+
+def _sizes(
+    points: Sequence[Point], constraints: Constraints, gpus: Sequence[int], steps: int
+) -> tuple[SizeOfPlan, ...]:
+    found = []
+    for size in gpus:
+        here = [point for point in points if point.configuration.world_size == size]
+        front = front_of(here)
+        best, choice = Judge(here, None, constraints, steps).choose()
+        if best is not None:
+            least = min(front, key=lambda point: point.energy_to_solution_kJ)
+            found.append(SizeOfPlan(size, best, choice, front[0], least))
+    if len(found) > 1:
+        both = [(s.best.energy_to_solution_kJ, s.best.time_to_solution_s) for s in found]
+        bend = knee(both)
+        found[bend] = replace(found[bend], is_knee=True)
+    return tuple(found)
+
+
+def _about(spec: StudySpec, table: PlanTable, cluster: Cluster) -> dict[str, Any]:
+    notes = ["every figure is the analytic models' prediction: nothing is measured"]
+    notes += [f"known error: {line}" for line in known_error_lines(cluster.device)]
+    parts = error_parts("step time")
+    if cluster.device.name not in parts.devices:
+        notes.append(
+            f"how errors are divided is not known for {cluster.device.name}: the intervals take "
+            "the known error of step time there, if there is one, and otherwise the errors found "
+            f"on other devices: {parts.against}"
+        )
+    return {
+        **{name: dict(section) for name, section in spec.problem.identity.items()},
+        "unit_of_work": spec.problem.unit_of_work,
+        "candidates": table.configurations,
+        "versions": versions(),
+        "notes": notes,
+    }

@@ -1,0 +1,265 @@
+"""Posterior of step time and power of the measured configurations, from all windows of a study.
+
+The logarithm of a window's figure (step time, power) is a sum of normal effects:
+
+    y = m + knobs[launch knobs] + live[live setting] + own[configuration]
+          + u[launch] + drift(order of the launch) + e[window]
+
+The first four make the configuration's true figure; the launch, a slow drift of the machine (a
+random walk over the launches) and the window are errors. The standard deviations of the effects are
+unknown: values are drawn from their posterior, so every figure is a mixture of normal
+distributions. Configurations are shrunk towards each other as far as those of this study differ,
+which corrects for the luck of the best of many (Gelman et al., Bayesian Data Analysis, 3rd edition,
+section 5.4). Few repeats of a launch leave its spread to the prior, which has a heavy tail.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from scipy.special import ndtr
+
+from tuner.answer.figure_posterior import (
+    COMPONENTS,
+    RECORDED,
+    Cells,
+    FigurePosterior,
+    effect_labels,
+)
+from tuner.answer.windows import Windows
+from tuner.search_spaces.configuration import Configuration
+from tuner.workload.node.measure.statistics import Z90
+
+#: Joint draws behind the probability to meet the limits: its standard error is at most 0.01.
+DRAWS = 2500
+#: Repeats that count as evidence of no correlation between a launch's time and its power.
+CORRELATION_PRIOR = 6.0
+
+
+@dataclass(frozen=True)
+class Gain:
+    """Saving in the logarithm: a mixture of normal distributions, (components,) each."""
+
+    means: np.ndarray
+    sds: np.ndarray
+    weights: np.ndarray
+
+    @classmethod
+    def normal(cls, mean: float, sd: float) -> Gain:
+        """Return one normal distribution."""
+        return cls(np.array([mean]), np.array([max(sd, 1e-9)]), np.ones(1))
+
+    @property
+    def mean(self) -> float:
+        """Mean of the mixture."""
+        return float(self.weights @ self.means)
+
+    @property
+    def sd(self) -> float:
+        """Standard deviation of the mixture."""
+        return math.sqrt(float(self.weights @ (self.sds**2 + (self.means - self.mean) ** 2)))
+
+    def shifted(self, by: float) -> Gain:
+        """Return the same saving with a constant added."""
+        return Gain(self.means + by, self.sds, self.weights)
+
+    def above(self, margin: float) -> float:
+        """Return the probability that it is more than this."""
+        found = float(self.weights @ ndtr((self.means - margin) / self.sds))
+        return min(max(found, 0.0), 1.0)  # the weights sum to one but for rounding
+
+    def interval(self, share: float) -> tuple[float, float]:
+        """Return the central interval that holds this share."""
+        tail = (1 - share) / 2
+        return self._quantile(tail), self._quantile(1 - tail)
+
+    def _quantile(self, p: float) -> float:
+        low = float(np.min(self.means - 9 * self.sds))
+        high = float(np.max(self.means + 9 * self.sds))
+        for _ in range(60):
+            middle = (low + high) / 2
+            if 1 - self.above(middle) < p:
+                low = middle
+            else:
+                high = middle
+        return (low + high) / 2
+
+
+@dataclass(frozen=True)
+class Posterior:
+    """Posterior of log step time and log power of the measured configurations."""
+
+    windows: Windows
+    configurations: list[Configuration]
+    _time: FigurePosterior = field(repr=False)
+    _power: FigurePosterior = field(repr=False)
+
+    @classmethod
+    def of(cls, windows: Windows, *, recorded: bool = False) -> Posterior:
+        """Return the posterior; `recorded` windows repeat a recorded table that tells no spread."""
+        configurations = list(windows.rows)
+        cells, effects = Cells.of(windows, configurations), effect_labels(configurations)
+        from tuner.models.surrogate.surrogates import POWER_NOISE, TIME_NOISE  # SciPy
+
+        time, power = (
+            FigurePosterior(cells, row, effects, noise, 7 * row, RECORDED if recorded else 1.0)
+            for row, noise in enumerate((TIME_NOISE, POWER_NOISE))
+        )
+        return cls(windows, configurations, time, power)
+
+    @cached_property
+    def _pairing(self) -> np.ndarray:
+        return np.random.default_rng(0).permutation(COMPONENTS)
+
+    @cached_property
+    def correlation(self) -> float:
+        """Correlation of the time and power of launches that repeat, shrunk towards 0."""
+        cells = self._time.cells
+        if not cells.repeats:
+            return 0.0
+        count = np.bincount(cells.configuration)
+        means = np.array([np.bincount(cells.configuration, y) / count for y in cells.y])
+        apart = cells.y - means[:, cells.configuration]
+        squares = float(np.sqrt((apart[0] ** 2).sum() * (apart[1] ** 2).sum()))
+        if not squares > 0:
+            return 0.0
+        raw = float((apart[0] * apart[1]).sum()) / squares
+        return raw * cells.repeats / (cells.repeats + CORRELATION_PRIOR)
+
+    @property
+    def log_time(self) -> np.ndarray:
+        """Mean log step time (s), (configurations,)."""
+        return np.asarray(self._time.weights @ self._time.means)
+
+    @property
+    def log_power(self) -> np.ndarray:
+        """Mean log power (W), (configurations,)."""
+        return np.asarray(self._power.weights @ self._power.means)
+
+    @cached_property
+    def log_time_se(self) -> np.ndarray:
+        """Half the width of the 90 % interval of the log time over a standard normal's."""
+        return self._error(1.0, 0.0)
+
+    @cached_property
+    def log_power_se(self) -> np.ndarray:
+        """The same of the log power."""
+        return self._error(0.0, 1.0)
+
+    @cached_property
+    def log_energy_se(self) -> np.ndarray:
+        """The same of the log energy."""
+        return self._error(1.0, 1.0)
+
+    def _error(self, of_time: float, of_power: float) -> np.ndarray:
+        time, power = self._time, self._power
+        rows, others = time.sample, power.sample[self._pairing]
+        means = of_time * time.means[rows] + of_power * power.means[others]
+        variances = self._sum(of_time, time.variances[rows], of_power, power.variances[others])
+        sd, apart = np.sqrt(variances), means - means.mean(axis=0)
+        low = np.zeros(sd.shape[1])
+        high = np.max(np.abs(apart) + 4 * sd, axis=0, initial=0.0)
+        for _ in range(25):  # bisection: the share inside grows with the half-width
+            half = (low + high) / 2
+            inside = np.mean(ndtr((half - apart) / sd) - ndtr((-half - apart) / sd), axis=0)
+            low, high = np.where(inside < 0.9, half, low), np.where(inside < 0.9, high, half)
+        return np.asarray(high / Z90)
+
+    def _sum(self, a: float, of_time: np.ndarray, b: float, of_power: np.ndarray) -> np.ndarray:
+        both = 2 * a * b * self.correlation * np.sqrt(of_time * of_power)
+        return np.asarray(np.maximum(a * a * of_time + b * b * of_power + both, 1e-14))
+
+    def _gain(
+        self, a: float, time: tuple[np.ndarray, np.ndarray], b: float, power: tuple[np.ndarray, ...]
+    ) -> Gain:
+        # Every component of the time with every one of the power, whose spreads are independent.
+        means = a * time[0][:, None] + b * power[0][None, :]
+        variances = self._sum(a, time[1][:, None], b, power[1][None, :])
+        weights = self._time.weights[:, None] * self._power.weights[None, :]
+        return Gain(-means.ravel(), np.sqrt(variances).ravel(), weights.ravel())
+
+    def saving(
+        self, of: Configuration, baseline: Configuration, energy: float, time: float
+    ) -> Gain:
+        """Return the posterior of a log saving, weighted of log energy and of log time."""
+        place, against = self.configurations.index(of), self.configurations.index(baseline)
+        pairs = [
+            (figure.means[:, place] - figure.means[:, against], figure.apart(place, against))
+            for figure in (self._time, self._power)
+        ]
+        return self._gain(energy + time, pairs[0], energy, pairs[1])
+
+    def by_launches(
+        self,
+        of: Configuration,
+        baseline: Configuration,
+        energy: float,
+        time: float,
+        *,
+        only: frozenset[int] | None = None,
+    ) -> Gain | None:
+        """Return the same by the launches of the two alone, with a flat prior of their difference.
+
+        Nothing is shrunk: what is left of the luck of a choice is the caller's to bound. The
+        spreads are those of the whole study.
+        """
+        cells = self._time.cells
+        place, against = self.configurations.index(of), self.configurations.index(baseline)
+        mine = cells.configuration == place
+        if only is not None:
+            mine &= np.isin(cells.launch, list(only))
+        rows = np.flatnonzero(mine | (cells.configuration == against))
+        if not mine.any() or len(rows) == mine.sum():
+            return None
+        design = np.stack([np.ones(len(rows)), mine[rows].astype(float)], axis=1)
+        pairs = []
+        for figure in (self._time, self._power):
+            errors = figure.errors(rows)
+            shape = (len(errors), *design.shape)
+            weights = np.linalg.solve(errors, np.broadcast_to(design, shape))
+            covariance = np.linalg.inv(design.T @ weights)
+            found = covariance @ np.einsum("knd,n->kd", weights, figure.y[rows])[:, :, None]
+            pairs.append((found[:, 1, 0], covariance[:, 1, 1]))
+        return self._gain(energy + time, pairs[0], energy, pairs[1])
+
+    def launches_of(self, configuration: Configuration) -> frozenset[int]:
+        """Return the numbers of the launches that measured a configuration; none if none did."""
+        rows = self.windows.rows.get(configuration, [])
+        return frozenset(self.windows.launches[rows].tolist())
+
+    def launch_sd(self, energy: float, time: float) -> float:
+        """Return how far two launches differ: standard deviation of one, of a weighted sum."""
+        squares = [
+            np.array(math.exp(float(each.weights @ each.theta[:, each.names.index("launch")]))) ** 2
+            for each in (self._time, self._power)
+        ]
+        return math.sqrt(float(self._sum(energy + time, squares[0], energy, squares[1])))
+
+    @cached_property
+    def draws(self) -> dict[Configuration, tuple[np.ndarray, np.ndarray]]:
+        """Joint draws of log time and log power, (`DRAWS`,) each, of each configuration."""
+        time, power = self.draw(np.random.default_rng(0), DRAWS)
+        pairs = zip(self.configurations, time.T, power.T, strict=True)
+        return {each: (t, p) for each, t, p in pairs}
+
+    def draw(self, rng: np.random.Generator, draws: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return joint draws of log time and log power, (draws, configurations) each."""
+        component = rng.integers(COMPONENTS, size=draws)
+        time = self._drawn_normals(rng, draws)
+        power = self._drawn_normals(rng, draws)
+        together = self.correlation
+        power["launch"] = together * time["launch"] + math.sqrt(1 - together**2) * power["launch"]
+        return (
+            self._time.draw(self._time.sample[component], time),
+            self._power.draw(self._power.sample[self._pairing[component]], power),
+        )
+
+    def _drawn_normals(self, rng: np.random.Generator, draws: int) -> dict[str, np.ndarray]:
+        figure = self._time
+        launches = int(figure.order.max()) + 1
+        sizes = {name: int(label.max()) + 1 for name, label in figure.effects.items()}
+        sizes |= {"mean": 1, "launch": launches, "drift": launches, "window": len(figure.y)}
+        return {name: rng.standard_normal((draws, size)) for name, size in sizes.items()}

@@ -1,1 +1,0 @@
-"""Plans: every configuration of a space predicted at once by the analytic models."""

@@ -1,1 +1,0 @@
-"""The answer of a study: estimates, front, choice, verification and explanation."""
