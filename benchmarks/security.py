@@ -89,10 +89,10 @@ FINDINGS = (
         "variables before a command",
         (
             ("tests/workload/scripts/launchers/test_secrets.py", ""),
-            ("tests/evidence/test_redact.py", "secrets or variables"),
+            ("tests/deploy/test_redact.py", "secrets or variables"),
         ),
     ),
-    Finding(20, "linked folders in a bundle", (("tests/evidence/test_bundle.py", "link"),)),
+    Finding(20, "linked folders in a bundle", (("tests/deploy/test_bundle.py", "link"),)),
     Finding(22, "code in a file from a stranger", ((_TRUST, "trust_is or yes or dry_run"),)),
     Finding(24, "a trace without a limit", (("tests/workload/records/test_trace.py", "stranger"),)),
     Finding(

@@ -392,7 +392,7 @@ def test_an_error_of_input_is_one_line_whatever_a_file_holds() -> None:
 
 @pytest.mark.parametrize("name", ["study.toml", "plan.json"])
 def test_a_redacted_bundle_of_a_torn_file_is_refused(tmp_path: Path, name: str) -> None:
-    from tuner.evidence.bundle import make_bundle
+    from tuner.deploy.bundle import make_bundle
 
     run = RunFolder(tmp_path / "kept")
     shutil.copytree(DATA / "measured", run.path)

@@ -178,7 +178,7 @@ def _explain(args: argparse.Namespace) -> int:
 def _export(args: argparse.Namespace) -> int:
     from contextlib import nullcontext
 
-    from tuner.evidence.bundle import make_bundle, redacted_copy
+    from tuner.deploy.bundle import make_bundle, redacted_copy
     from tuner.problem.run_folder import find_run
     from tuner.study.load import result_of
 

@@ -1,1 +1,1 @@
-"""A chosen configuration in production: launch files, clocks, training and drift."""
+"""A chosen configuration in production, and a run as one file for others."""

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tuner.deploy.redact import REDACTION, Redactor
 from tuner.display.report import render_report
-from tuner.evidence.redact import REDACTION, Redactor
 from tuner.problem.run_folder import RunFolder
 from tuner.search_spaces.data_files import write_toml
 from tuner.search_spaces.errors import InputError

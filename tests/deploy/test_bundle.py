@@ -12,7 +12,7 @@ import pytest
 
 import tuner
 from tuner.cli.main import main
-from tuner.evidence.bundle import make_bundle
+from tuner.deploy.bundle import make_bundle
 from tuner.problem.run_folder import RunFolder
 from tuner.search_spaces.errors import InputError
 
