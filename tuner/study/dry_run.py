@@ -8,11 +8,11 @@ from typing import Any
 
 from tuner.executors.choose import how_started
 from tuner.formatting import counted, duration, energy_text
-from tuner.problem.forecast import SearchForecast, forecast
 from tuner.problem.problem import Problem
 from tuner.problem.run_folder import RunFolder, new_name
 from tuner.problem.settings import SearchSettings
 from tuner.search_spaces.knobs import KNOBS
+from tuner.study.forecast import SearchForecast, forecast
 from tuner.study.request import StudyRequest
 from tuner.workload.program.built_in_job import launchable
 from tuner.workload.scripts.command import Script

@@ -25,7 +25,6 @@ from tuner.answer.result import Result
 from tuner.executors.base import Executor
 from tuner.formatting import varying_knobs
 from tuner.problem.constraints import Constraints
-from tuner.problem.forecast import forecast
 from tuner.problem.problem import Problem, in_job_steps
 from tuner.problem.run_folder import RunFolder
 from tuner.problem.stop_reason import NoVerdict, StopReason
@@ -36,6 +35,7 @@ from tuner.search.stock import StockPlanner, check_stock
 from tuner.search_spaces.errors import InputError
 from tuner.storage import open_storage, storage_name
 from tuner.study.callbacks import Notify, Progress, Show
+from tuner.study.forecast import forecast
 from tuner.study.load import read_end, study_result
 from tuner.study.loop import SearchLoop
 from tuner.study.recorder import StudyRecorder

@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 import tuner
-from tuner.problem.forecast import forecast
 from tuner.problem.settings import SearchSettings
 from tuner.search_spaces.job import load_job
+from tuner.study.forecast import forecast
 from tuner.testing.studies import problem_of_job
 
 DEFAULT = SearchSettings().with_default_limits()
