@@ -14,7 +14,7 @@ from html import escape
 from pathlib import Path
 
 from benchmarks.figures import ROOT
-from benchmarks.size import _imported as imported_modules
+from benchmarks.size import imported_modules
 from benchmarks.source import Module, production
 
 FILE = ROOT / "docs" / "develop" / "packages.svg"

@@ -28,27 +28,11 @@ from benchmarks.source import Module, production
 LAYERS = (
     *("search_spaces", "workload", "models"),
     *("formatting", "pareto", "storage", "terminal"),
-    *("problem", "executors", "search", "results", "planning", "study"),
-    *("online", "receipt", "callbacks", "display", "evidence", "deploy", "api", "cli"),
+    *("problem", "executors", "search", "answer", "study"),
+    *("online", "receipt", "callbacks", "display", "deploy", "api", "cli"),
 )
-#: Parts of `tuner.workload` from the ground up, with their modules and packages; each part may
-#: import those before it.
-WORKLOAD_PARTS = {
-    "hook": ("hook",),
-    "records": (
-        *("accumulation", "csv_cells", "csv_files", "limits", "probe", "replay", "runners"),
-        *("table", "trace", "without_energy"),
-    ),
-    "program": ("program",),
-    "scripts": (
-        *("declared_knobs", "deepspeed_config", "deepspeed_file", "job", "key_files"),
-        *("scripts",),
-    ),
-    "node": (
-        *("agent", "built_in_job", "clocks", "measure", "meters", "multi_node", "node"),
-        *("platforms", "releases"),
-    ),
-}
+#: Packages of `tuner.workload` from the ground up: each may import those before it.
+WORKLOAD_PARTS = ("records", "hook", "scripts", "program", "node")
 #: Imports inside a function that look upwards by design: methods of a result that show it.
 DEFERRED = {
     "tuner.answer.result": (
@@ -111,7 +95,7 @@ def import_violations(modules: list[Module]) -> list[str]:
 
 def workload_violations(modules: list[Module]) -> list[str]:
     """Imports inside `tuner.workload` that run against `WORKLOAD_PARTS`."""
-    order = {name: place for place, names in enumerate(WORKLOAD_PARTS.values()) for name in names}
+    order = {name: place for place, name in enumerate(WORKLOAD_PARTS)}
 
     def place(module: str) -> int | None:
         return order.get(module.removeprefix("tuner.workload.").partition(".")[0])
@@ -137,7 +121,7 @@ def import_cycles(modules: list[Module]) -> list[list[str]]:
     """Return the groups of modules that import each other, also inside functions but for
     `DEFERRED`."""
     names = {module.name for module in modules}
-    graph = {module.name: _imported(module, names) for module in modules}
+    graph = {module.name: imported_modules(module, names) for module in modules}
     reach: dict[str, set[str]] = {}
     for start in graph:
         seen: set[str] = set()
@@ -155,7 +139,7 @@ def import_cycles(modules: list[Module]) -> list[list[str]]:
     return [list(group) for group in sorted(groups)]
 
 
-def _imported(module: Module, names: set[str]) -> set[str]:
+def imported_modules(module: Module, names: set[str]) -> set[str]:
     """Return the modules among `names` that a module imports, without `DEFERRED` ones."""
     found = set()
     for node in ast.walk(module.tree):

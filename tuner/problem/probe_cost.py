@@ -88,7 +88,7 @@ def probe_limits(
     visits: int = 1,
     **limits_s: float | None,
 ) -> ProbeLimits:
-    """Return the limits of a probe of these configurations (`workload.records.limits.limits_of`)."""
+    """Return the limits of a probe of these configurations (`limits_of`)."""
     step = math.nan if prior is None else float(prior.predict(configurations).step_time_s.max())
     inspected = job.first_step_s if job is not None else 0.0
     return limits_of(

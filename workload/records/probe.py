@@ -12,6 +12,7 @@ from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.typed_json import dump_fields, read_fields
 from tuner.workload.records.accumulation import AccumulationFit
+from tuner.workload.records.drift import Drift
 from tuner.workload.records.limits import (
     FIRST_STEP_LIMIT_S,
     STEP_LIMIT_S,
@@ -97,7 +98,7 @@ class ProbeRequest:
     `purpose` is "baseline", "search", "verify", "probe", "training" or one of
     `INSPECTIONS`; limits of None are the defaults of `tuner.workload.records.limits`. If
     `extendable`, further settings may follow in the same launch
-    (`tuner.workload.records.runners.Continuation`). `front` is what measured configurations reach
+    (`Continuation`). `front` is what measured configurations reach
     at the upper ends of their intervals, (s, J) of a step: a window that is shown to be beaten by
     one of them ends early.
     """
@@ -330,39 +331,6 @@ class Failure:
     def was_cancelled(self) -> bool:
         """True if the probe was ended from outside."""
         return self.kind == "cancelled"
-
-
-@dataclass(frozen=True)
-class Drift:
-    """Difference of one live setting's two visits in one probe, an effect of warming up.
-
-    Changes are relative (0.01 is 1 %), `apart_s` is seconds between openings; errors are NaN and
-    `temperature_C`, of the hottest device, None if unknown.
-    """
-
-    live: Settings
-    apart_s: float
-    step_time: float
-    step_time_se: float
-    power: float = math.nan
-    power_se: float = math.nan
-    temperature_C: float | None = None
-
-    @property
-    def notable(self) -> bool:
-        """More than 1 % and more than twice its error, in step time or in power."""
-        pairs = ((self.step_time, self.step_time_se), (self.power, self.power_se))
-        return any(abs(change) > max(0.01, 2 * se) for change, se in pairs if se == se)
-
-    @property
-    def sentence(self) -> str:
-        """The drift as a phrase for people."""
-        heat = f" and {self.temperature_C:+.0f} C" if self.temperature_C is not None else ""
-        power = "" if math.isnan(self.power) else f", power {100 * self.power:+.1f} %"
-        return (
-            f"{self.live.short} visited again after {self.apart_s:.0f} s{heat}: step time "
-            f"{100 * self.step_time:+.1f} %{power}"
-        )
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""The built-in training program as a job, and the modules that its ranks run."""
