@@ -62,7 +62,7 @@ def demand_of(
 
 @pytest.fixture(autouse=True)
 def times(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value_s in {"_SIGN_S": 0.2, "_START_S": 1.0, "_LOOK_S": 0.02}.items():
+    for name, value_s in {"_SIGN_S": 0.2, "_START_S": 1.0, "_POLL_S": 0.02}.items():
         monkeypatch.setattr(ray_autoscaling, name, value_s)
 
 

@@ -61,7 +61,7 @@ class Caller:
         self.socket.sendall(json.dumps(message).encode() + b"\n")
         return self.answer()
 
-    def reply(self) -> dict[str, Any]:
+    def answer(self) -> dict[str, Any]:
         said = b""
         while not said.endswith(b"\n"):
             if not (piece := self.socket.recv(65536)):
