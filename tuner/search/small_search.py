@@ -1,0 +1,155 @@
+"""Planner of a search of a few probes, which are dearer than the joules of their windows.
+
+A search spreads its first launches over the space, which pays off later; a search of a few probes
+has no later. It first tries what the models favour, or what a user would try without them, measures
+the settings of a launch before it leaves it, and makes no probe of what probably crashes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from tuner.models.memory_margin import MemoryMargin
+from tuner.search.acquisition import LIKELY
+from tuner.search.candidate_planner import CandidatePlanner
+from tuner.search.crash_causes import LAST
+from tuner.search.observations import Observations
+from tuner.search.planner import PlanningState, ProbePlan
+from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.workload.records.probe import ProbeRecord
+
+if TYPE_CHECKING:
+    from tuner.problem.problem import Problem
+    from tuner.search_spaces.space import Candidates
+
+#: Expected gain below which a running launch is left.
+LEAST_GAIN = 0.01
+#: Candidates of which the models predict each; of more, as on many GPUs, none is tried first.
+MOST_PREDICTED = 100_000
+#: Exponents of energy and of time in what an objective minimizes.
+_EXPONENTS = {"energy": (1.0, 0.0), "carbon": (1.0, 0.0), "time": (0.0, 1.0)}
+
+
+def first_of_few(problem: Problem, objective: str) -> tuple[Configuration, ...]:
+    """Return what to probe first after today's configuration, until one is no better.
+
+    Empty if nothing stands out.
+    """
+    if problem.baseline is None:
+        return ()
+    if problem.prior is None:
+        larger = _larger_batches(problem, problem.baseline)
+        if larger or objective == "time":
+            return larger
+        return _middle_setting(problem, problem.baseline)
+    if len(problem.candidates) > MOST_PREDICTED:
+        return ()
+    return _favourite(problem, problem.baseline, objective)
+
+
+def _larger_batches(problem: Problem, today: Configuration) -> tuple[Configuration, ...]:
+    # Today's configuration with the next micro-batch of twice its size or more, and so on.
+    found: list[Configuration] = []
+    size, candidates = today.micro_batch, problem.candidates
+    for each in sorted({c.micro_batch for c in candidates.configurations}):
+        launch = Settings({**today.launch, "micro_batch": each})
+        other = Configuration(launch, today.live)
+        if each >= 2 * size and other in candidates:
+            found.append(candidates[candidates.index_of(other)])
+            size = each
+    return tuple(found)
+
+
+def _middle_setting(problem: Problem, today: Configuration) -> tuple[Configuration, ...]:
+    # Today's launch at the middle one of its other live settings.
+    others = [
+        c for c in problem.candidates.configurations if c.launch == today.launch and c != today
+    ]
+    return (others[len(others) // 2],) if others else ()
+
+
+def _favourite(problem: Problem, today: Configuration, objective: str) -> tuple[Configuration, ...]:
+    # The most expected saving by the models, which a launch that does not fit does not bring.
+    every = list(problem.candidates.configurations)
+    assert problem.prior is not None
+    predicted = problem.prior.predict([today, *every])
+    time = np.log(predicted.step_time_s)
+    energy = time + np.log(predicted.power_W)
+    of_energy, of_time = _EXPONENTS.get(objective, (1.0, 1.0))
+    cost = of_energy * energy + of_time * time
+    saved = cost[0] - cost[1:]
+    if problem.device_memory_bytes is not None:
+        needed = np.asarray(predicted.memory_bytes, dtype=float)[1:]
+        margin = MemoryMargin(problem.device_memory_bytes)
+        saved = saved * margin.probability_of_fitting(needed)
+    best = int(saved.argmax())
+    return (every[best],) if saved[best] > 0 else ()
+
+
+class SmallSearchPlanner(CandidatePlanner):
+    """Planner of a search that is limited to a few probes.
+
+    Args:
+        tries: configurations to probe after today's, in this order, until one is no better.
+        options: of `CandidatePlanner`.
+    """
+
+    def __init__(
+        self, candidates: Candidates, *, tries: Sequence[Configuration], **options: Any
+    ) -> None:
+        super().__init__(candidates, **options)
+        self._tries, self._tries_help = tries, True
+
+    def plan(self, state: PlanningState) -> ProbePlan | None:
+        """Plan the next probe; None if no candidate is left to propose."""
+        self._tries_help = self._each_was_better(self._observe(state))
+        return super().plan(state)
+
+    def _each_was_better(self, observations: Observations) -> bool:
+        # Whether each try so far was better than all before it in energy times time.
+        tries = {self.candidates.find(each) for each in self._tries}
+        launches = {int(self._launch_of[i]) for i in tries if i is not None}
+        best: dict[int, float] = {}
+        for each in observations.measured:
+            launch = int(self._launch_of[each.candidate])
+            product = each.step_time_s**2 * each.power_W
+            best[launch] = min(product, best.get(launch, math.inf))
+        products = list(best.values())
+        return all(
+            launch not in launches or number == 0 or product < min(products[:number])
+            for number, (launch, product) in enumerate(best.items())
+        )
+
+    def _to_try(self, closed: np.ndarray) -> list[int]:
+        wanted = super()._to_try(closed)
+        if wanted or not self._tries_help:
+            return wanted
+        numbers = (self.candidates.find(each) for each in self._tries)
+        return [i for i in numbers if i is not None and not closed[i]][:1]
+
+    def _starting(self, observations: Observations, fresh: list[int]) -> bool:
+        return not observations.measured
+
+    def _after_failures(
+        self, records: Sequence[ProbeRecord], observations: Observations
+    ) -> tuple[np.ndarray, np.ndarray]:
+        crash, larger = super()._after_failures(records, observations)
+        return np.where(crash < LIKELY, np.minimum(crash, LAST / 2), crash), larger
+
+    def _improvement_plan(
+        self,
+        state: PlanningState,
+        observations: Observations,
+        closed: np.ndarray,
+        chances: np.ndarray,
+        running_launch: int | None = None,
+    ) -> ProbePlan | None:
+        if running_launch is None:
+            return super()._improvement_plan(state, observations, closed, chances)
+        closed = closed | (self._launch_of != running_launch)
+        plan = super()._improvement_plan(state, observations, closed, chances, running_launch)
+        return None if plan is None or plan.expected_gain < LEAST_GAIN else plan
