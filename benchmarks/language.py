@@ -52,10 +52,7 @@ WHAT_MODULES = (
     *("knobs", "knob_declarations", "space", "driver", "model_error", "catalog", "guard_client"),
 )
 #: Packages in which `answer` is the term of docs/words.md: what a study found.
-ANSWER_PACKAGES = (
-    *("search", "results", "planning", "study", "problem"),
-    *("display", "deploy", "cli"),
-)
+ANSWER_PACKAGES = (*("search", "answer", "study", "problem", "display", "deploy", "cli"),)
 #: Modules and classes that stay, with the reason.
 ALLOWED_ADVERBS = {
     "Today": "the term of docs/words.md for the configuration in use",

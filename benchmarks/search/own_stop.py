@@ -12,7 +12,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 import optuna
 
@@ -56,7 +56,7 @@ class OwnStop:
     launches: int
     measurements: int
     relaunches: int
-    cpu_s: float
+    cpu_s: float = field(compare=False)
     missing: float
     reason: str
 

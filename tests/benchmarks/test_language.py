@@ -78,5 +78,6 @@ def test_an_import_against_the_order_inside_workload_is_found(tmp_path: Path) ->
     path = tmp_path / "probe.py"
     path.write_text("from tuner.workload.node import agent\nimport tuner.workload.hook.link\n")
     assert workload_violations([Module("tuner.workload.records.probe", path)]) == [
-        "tuner.workload.records.probe imports tuner.workload.node"
+        "tuner.workload.records.probe imports tuner.workload.node",
+        "tuner.workload.records.probe imports tuner.workload.hook.link",
     ]

@@ -253,7 +253,7 @@ def test_only_a_study_of_time_runs_on_a_gpu_without_energy(tmp_path, gpu, why, c
                 return
             with pytest.raises(InputError, match="tuner optimize --minimize time"):
                 platform_of(cluster).open_meter(cluster)
-        assert "--minimize time" in "".join(m.what for m in inspect_node(environ={}).missing)
+        assert "--minimize time" in "".join(m.subject for m in inspect_node(environ={}).missing)
 
 
 def test_a_mig_slice_is_a_device_of_its_own(tmp_path):

@@ -210,7 +210,7 @@ def test_finding_10_a_bent_line_is_flagged() -> None:
     assert bent.estimate is not None
     fit = replace(bent.estimate.fit, curvature=-0.2, curvature_se=0.01)
     made = measurement(Settings(), replace(bent, estimate=replace(bent.estimate, fit=fit)), policy)
-    assert any("no line in the number of micro-batches: -20.0 %" in flag for flag in made.flags)
+    assert any("not linear in the number of micro-batches: -20.0 %" in flag for flag in made.flags)
 
 
 @pytest.mark.parametrize(

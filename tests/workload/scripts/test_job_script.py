@@ -48,7 +48,7 @@ def test_a_job_script_is_run_here_by_bash(folder: Path, command: str, line: str)
 def test_what_it_asks_of_slurm_is_compared_with_the_machines_here(folder: Path) -> None:
     script = JobScript.of(["train.sbatch"], folder)
     assert script is not None
-    assert script.asks() == {"nodes": 4, "GPUs a node": 8}
+    assert script.requested_resources() == {"nodes": 4, "GPUs a node": 8}
     said = script.differences(CPU)
     assert said == (
         "train.sbatch asks Slurm for 4 nodes, 8 GPUs a node; here it runs on 1 node of 2 cores"
