@@ -115,7 +115,7 @@ def test_a_killed_agent_fails_its_probe_and_is_replaced(executor: RayExecutor) -
     record = executor.wait(60.0)
     assert record is not None
     assert record.failure is not None
-    assert record.failure.kind == "crash"
+    assert record.failure.kind == "node"
     assert len(record.measurements) == 1  # what it had told before is not lost
     executor.submit(ProbeRequest("after", LAUNCH, window=QUICK))
     record = executor.wait(120.0)
