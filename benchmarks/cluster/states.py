@@ -40,7 +40,7 @@ def states(ray: OwnRay, server: str, closed: str) -> dict[str, tuple[str, dict[s
         "another token": ("refuses the token of this user", {"RAY_AUTH_TOKEN": "b" * 64}),
         "no token": ("refuses the token of this user", {"RAY_AUTH_MODE": "disabled"}),
         "a login node": (here, {"JF_ELSEWHERE": "1"}),
-        "another server": (f"what listens at {server!r} is no head", {"JF_ADDRESS": server}),
+        "another server": (f"what listens at {server!r} is not the head", {"JF_ADDRESS": server}),
         "a closed port": (f"no Ray cluster answers at {closed!r}", {"JF_ADDRESS": closed}),
         "Ray Client": ("is not an address of a Ray cluster", {"JF_ADDRESS": "ray://head:10001"}),
         "RAY_ADDRESS of Ray Client": (

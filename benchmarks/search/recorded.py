@@ -77,19 +77,19 @@ def _summary(
     p_values = significance(medians)
     figures = []
     for name in options.samplers:
-        retry_s = statistics.median(
-            run.retry_s for problem in problems for run in found[problem, name]
+        plan_s = statistics.median(
+            run.plan_s for problem in problems for run in found[problem, name]
         )
         over = geometric_mean(over_oracle[name])
         ours = geometric_mean([a / b for a, b in zip(medians[OURS], medians[name], strict=True)])
         said = f", Holm-corrected p = {p_values[name]:.2g}" if name in p_values else ""
         print(
             f"  {name:{width}} {over:6.2f} x the oracle's joules; ours are {ours:.2f} of its"
-            f"{said}; {1000 * retry_s:.0f} ms an ask"
+            f"{said}; {1000 * plan_s:.0f} ms an ask"
         )
         figures += [
             Figure(f"{figure_name(name)}_over_oracle", over, "ratio"),
-            Figure(f"{figure_name(name)}_ask_s", retry_s, "s"),
+            Figure(f"{figure_name(name)}_ask_s", plan_s, "s"),
         ]
     return figures
 

@@ -37,7 +37,7 @@ class Run:
         matched_kJ: until each point of the front was matched, or the whole table's; NaN if the run
             ended before.
         curve: (kJ, share of the hypervolume missing) after each probe.
-        retry_s: the driver's median seconds a plan.
+        plan_s: the driver's median seconds a plan.
         search_s: how long the search would have taken, seconds on the table's clock.
     """
 
@@ -50,7 +50,7 @@ class Run:
     found: bool
     matched_kJ: float
     curve: tuple[tuple[float, float], ...]
-    retry_s: float
+    plan_s: float
     search_s: float
 
 
@@ -94,7 +94,7 @@ class ProblemSearch:
         self.flying: dict[str, tuple[Configuration, ...]] = {}
         self.measured: list[Configuration] = []
         self.curve: list[tuple[float, float]] = []
-        self.retry_s: list[float] = []
+        self.plan_s: list[float] = []
         self.kJ, self.submitted = 0.0, 0
         #: (kJ, launches, measurements) when the front was found, and when it was matched.
         self.found: tuple[float, int, int] | None = None
@@ -139,7 +139,7 @@ class ProblemSearch:
     def _submit(self) -> bool:
         began = time.perf_counter()
         plan = self.planner.plan(self._state())
-        self.retry_s.append(time.perf_counter() - began)
+        self.plan_s.append(time.perf_counter() - began)
         if plan is None:
             return False
         name = f"p{self.submitted:04d}"
@@ -169,7 +169,7 @@ class ProblemSearch:
         began = time.perf_counter()
         record = ProbeRecord(request, tuple(windows), self.executor.meter)
         plan = self.planner.plan_continuation(self._state(request.probe_id), record)
-        self.retry_s.append(time.perf_counter() - began)
+        self.plan_s.append(time.perf_counter() - began)
         more = () if plan is None else plan.configurations
         self.flying[request.probe_id] = (*request.configurations(), *more)
         return tuple(configuration.live for configuration in more)
@@ -214,7 +214,7 @@ def run(
         found=search.found is not None,
         matched_kJ=(search.matched or whole)[0] if until_matched else math.nan,
         curve=tuple(search.curve),
-        retry_s=statistics.median(search.retry_s),
+        plan_s=statistics.median(search.plan_s),
         search_s=search.executor.now_s(),
     )
 

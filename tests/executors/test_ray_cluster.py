@@ -165,7 +165,7 @@ one, two = Settings(data_parallel=1, micro_batch=4), Settings(data_parallel=2, m
 seen = survey(ray_cluster.address)
 answers["survey"] = seen.to_json()
 executor = RayExecutor(
-    load_job(), cluster, run_dir=sys.argv[1], address=ray_cluster.address, say=said.append)
+    load_job(), cluster, run_dir=sys.argv[1], address=ray_cluster.address, announce=said.append)
 executor.prepare()
 answers["capacity"] = executor.capacity
 
