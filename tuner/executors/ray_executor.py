@@ -202,7 +202,7 @@ class RayExecutor:
         since_s = queued.since_s, time.monotonic()
         flight = Flight(queued.request, slots, lease, *since_s, extend=queued.extend)
         self._flights.append(flight)
-        if lease.wait(timeout_seconds=1):
+        if flight.receives_lease(1.0):
             self._launch(flight)
 
     def _launch(self, flight: Flight) -> None:
@@ -244,7 +244,7 @@ class RayExecutor:
         )
 
     def _await_lease(self, flight: Flight) -> None:
-        if flight.lease.wait(timeout_seconds=0.01):
+        if flight.receives_lease(0.01):
             self._launch(flight)
         elif time.monotonic() - flight.since_s > _LEASE_S:
             self._requeue(flight, _ASIDE_S)

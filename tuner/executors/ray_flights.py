@@ -62,6 +62,16 @@ class Flight:
         measured = self.so_far.measurements if self.so_far is not None else ()
         return measured[-1].power_W if measured else 0.0
 
+    def receives_lease(self, timeout_s: float) -> bool:
+        """Return True if Ray grants its lease within a time."""
+        try:
+            return bool(self.lease.wait(timeout_seconds=timeout_s))
+        except Exception as error:
+            # A raylet that ends takes its leases along before it refuses connections.
+            if "does not exist" not in str(error):
+                raise
+            return False
+
     def launch(self, limit_s: float) -> None:
         """Send the request to the agent of its first slot; its answer is due in `limit_s`."""
         lead, *others = self.slots
