@@ -1,10 +1,10 @@
-"""The GPU path on a twin GPU node: its errors against the exact truth.
+"""The GPU path on a twin GPU node: its errors against the exact truth, and the audits' findings.
 
 Nothing here is a measurement of a GPU. Targets: energy error 0.5 % (median) and 1 % (worst) under
 filtered power and a lagging counter, and 1 % under power smoothing; no clock left wrong, no touch
-of CUDA before the fork, every condition of fleets right and doctor in agreement with what a study
-does; and by a whole study 98 % of the true front's hypervolume, windows off the laws by 0.05 %
-(median) and 0.5 % (worst), and points by 1 %.
+of CUDA before the fork, no finding open, every condition of fleets right and doctor in agreement
+with what a study does; and by a whole study 98 % of the true front's hypervolume, windows off the
+laws by 0.05 % (median) and 0.5 % (worst), and points by 1 %.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from benchmarks.twin.checks import preload_touches
 from benchmarks.twin.clocks import delivered_clock_error
 from benchmarks.twin.conditions import CONDITIONS, conditions_right
 from benchmarks.twin.energy import window_error
+from benchmarks.twin.findings import by_key
 from benchmarks.twin.front import run_study
+from benchmarks.twin.named_tests import Outcome, run_named_tests
 from benchmarks.twin.smoothing import smoothing_error_worst
 from tests.workload.node.clocks.governor_faults import FAULTS, try_fault
 
@@ -59,6 +61,18 @@ def clocks(windows: int, rounds: int) -> list[Figure]:
         Figure("delivered_clock_error_worst", max(errors), "%"),
         Figure("clocks_wrong", wrong, "count"),
     ]
+
+
+def findings() -> list[Figure]:
+    still_open = 0
+    outcomes = run_named_tests()
+    for key, title in by_key().items():
+        tests = outcomes.get(key, Outcome())
+        state = tests.state
+        still_open += bool(state)
+        said = f"open: {state}" if state else f"mended ({tests.passed} tests)"
+        print(f"{key:13}  {title}: {said}", flush=True)
+    return [Figure("findings_open", still_open, "count")]
 
 
 def smoothing() -> list[Figure]:
@@ -108,7 +122,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             figures.append(Figure("cuda_touches", touches, "count"))
         if options.probes:
             figures += front(options.probes)
-    publish(figures, options.json)
+    publish([*figures, *findings()], options.json)
 
 
 if __name__ == "__main__":

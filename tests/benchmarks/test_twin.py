@@ -1,4 +1,4 @@
-"""Checks of the twin's benchmark: touches of CUDA before the fork, and delivered clocks."""
+"""The audits' findings have tests, whose outcomes are counted."""
 
 from pathlib import Path
 
@@ -6,8 +6,17 @@ import pytest
 
 from benchmarks.twin.checks import preload_touches
 from benchmarks.twin.clocks import delivered_clock_error
+from benchmarks.twin.findings import FINDINGS, THIRD_DAY, by_key
+from benchmarks.twin.named_tests import Outcome, named_tests, run_named_tests
 
 pytestmark = pytest.mark.twin
+
+
+def test_every_finding_has_a_test() -> None:
+    assert list(FINDINGS) == list(range(1, 21))
+    assert list(THIRD_DAY) == list(range(1, 16))
+    named = set().union(*named_tests().values())
+    assert named >= set(by_key())
 
 
 TORCH = """
@@ -23,6 +32,42 @@ def test_second_day_12_only_a_cuda_build_tells_if_the_preload_starts_the_driver(
     (tmp_path / "torch.py").write_text(TORCH.format(cuda=cuda))
     (tmp_path / "deepspeed.py").write_text("import ctypes\nctypes.CDLL('libcuda.so.1').cuInit(0)\n")
     assert preload_touches(tmp_path) == touches
+
+
+def test_a_finding_is_mended_by_its_tests() -> None:
+    assert Outcome().state == "no test of it passed"
+    assert Outcome(2).state == ""
+    assert Outcome(1, ("test_it",)).state == "failed: test_it"
+
+
+def test_tests_are_found_by_name_and_docstring_and_their_outcomes_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tests" / "part").mkdir(parents=True)
+    (tmp_path / "tests" / "part" / "test_it.py").write_text(
+        "import pytest\n"
+        "@pytest.mark.parametrize('n', [1, 2])\n"
+        "def test_finding_3_twice(n): assert n == 1\n"
+        "class TestMore:\n"
+        "    def test_more(self):\n"
+        "        '''finding_3 and second_day_14.'''\n"
+        "def test_finding_5_skipped(): pytest.skip('no GPU')\n"
+        "@pytest.mark.slow\n"
+        "def test_finding_7_slow(): pass\n"
+        "def test_of_nothing(): assert False\n"
+    )
+    found = named_tests(tmp_path / "tests")
+    assert found == {
+        "tests/part/test_it.py::test_finding_3_twice": {"finding_3"},
+        "tests/part/test_it.py::TestMore::test_more": {"finding_3", "second_day_14"},
+        "tests/part/test_it.py::test_finding_5_skipped": {"finding_5"},
+    }
+    monkeypatch.setattr("benchmarks.twin.named_tests.ROOT", tmp_path)
+    outcomes = run_named_tests(tests=tmp_path / "tests")
+    assert outcomes == {
+        "finding_3": Outcome(2, ("tests.part.test_it::test_finding_3_twice[2]",)),
+        "second_day_14": Outcome(1),
+    }
 
 
 def test_delivered_clocks_are_near_the_truth() -> None:

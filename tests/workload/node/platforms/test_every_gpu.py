@@ -1,4 +1,7 @@
-"""GPUs of laptops, workstations and superchips: NVML knows less of them than in data centres."""
+"""GPUs of laptops, workstations and superchips, which tell NVML less than those of a data centre.
+
+The key of a test is the finding of the third audit that it is for (`benchmarks.twin.findings`).
+"""
 
 from __future__ import annotations
 
