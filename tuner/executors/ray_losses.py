@@ -30,12 +30,12 @@ class Losses:
                 "out of host memory: Ray's memory monitor ended the node agent before the kernel "
                 "ended a rank; start Ray with RAY_memory_monitor_refresh_ms=0",
             )
-        announce = str(error).strip().splitlines()[0]
+        reason = str(error).strip().splitlines()[0]
         if flight.cancelled:
-            return Failure("time_limit", f"the node agent died: {announce}")
+            return Failure("time_limit", f"the node agent died: {reason}")
         if self._is_first(flight):
-            return Failure("node", f"the node agent died: {announce}")
-        return Failure("crash", f"the node agent died with this launch again: {announce}")
+            return Failure("node", f"the node agent died: {reason}")
+        return Failure("crash", f"the node agent died with this launch again: {reason}")
 
     def failure_of_peer(self, flight: Flight, failure: Failure) -> Failure:
         """Return the failure of a probe on several nodes, of which another than the first told."""

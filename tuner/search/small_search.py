@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tuner.models.memory_margin import MemoryMargin
+from tuner.problem.constraints import OBJECTIVES
 from tuner.search.acquisition import LIKELY
 from tuner.search.candidate_planner import CandidatePlanner
 from tuner.search.crash_causes import LAST
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 LEAST_GAIN = 0.01
 #: Candidates of which the models predict each; of more, as on many GPUs, none is tried first.
 MOST_PREDICTED = 100_000
-#: Exponents of energy and of time in what an objective minimizes.
-_EXPONENTS = {"energy": (1.0, 0.0), "carbon": (1.0, 0.0), "time": (0.0, 1.0)}
 
 
 def first_of_few(problem: Problem, objective: str) -> tuple[Configuration, ...]:
@@ -79,7 +78,7 @@ def _favourite(problem: Problem, today: Configuration, objective: str) -> tuple[
     predicted = problem.prior.predict([today, *every])
     time = np.log(predicted.step_time_s)
     energy = time + np.log(predicted.power_W)
-    of_energy, of_time = _EXPONENTS.get(objective, (1.0, 1.0))
+    of_energy, of_time = OBJECTIVES.get(objective) or (1.0, 1.0)
     cost = of_energy * energy + of_time * time
     saved = cost[0] - cost[1:]
     if problem.device_memory_bytes is not None:
@@ -118,11 +117,12 @@ class SmallSearchPlanner(CandidatePlanner):
             launch = int(self._launch_of[each.candidate])
             product = each.step_time_s**2 * each.power_W
             best[launch] = min(product, best.get(launch, math.inf))
-        products = list(best.values())
-        return all(
-            launch not in launches or number == 0 or product < min(products[:number])
-            for number, (launch, product) in enumerate(best.items())
-        )
+        least = math.inf
+        for launch, product in best.items():
+            if launch in launches and product >= least:
+                return False
+            least = min(least, product)
+        return True
 
     def _to_try(self, closed: np.ndarray) -> list[int]:
         wanted = super()._to_try(closed)
