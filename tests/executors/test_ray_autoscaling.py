@@ -52,9 +52,9 @@ def always(address: str, timeout_s: float) -> None:
 
 
 def demand_of(
-    ray: ScalingCluster, said: list[str], note_request: Callable[[str, float], None] = always
+    ray: ScalingCluster, said: list[str], query: Callable[[str, float], None] = always
 ) -> NodeDemand:
-    made = NodeDemand(ray, Head(lambda: "head:6379", note_request), {"GPU": 8.0}, 3, said.append)
+    made = NodeDemand(ray, Head(lambda: "head:6379", query), {"GPU": 8.0}, 3, said.append)
     made._request = ray.request  # type: ignore[method-assign]
     made._is_starting = ray.is_starting  # type: ignore[method-assign]
     return made

@@ -163,11 +163,11 @@ def test_a_head_that_is_silent_for_too_long_ends_the_search(
     monkeypatch.setattr(ray_head, "GONE_S", 0.2)
     responds = True
 
-    def note_request(address: str, timeout_s: float) -> None:
+    def query(address: str, timeout_s: float) -> None:
         if not responds:
             raise ConnectionRefusedError
 
-    head, returned = Head(str, note_request), list[Any]()
+    head, returned = Head(str, query), list[Any]()
     ray = SimpleNamespace(util=SimpleNamespace(remove_placement_group=returned.append))
     leases = Leases(ray, head, "GPU")
     responds = False
@@ -188,11 +188,11 @@ def test_a_raylet_that_refuses_connections_has_ended_unless_it_always_did() -> N
     raylet = socket.create_server(("127.0.0.1", 0))
     address = f"127.0.0.1:{raylet.getsockname()[1]}"
 
-    def note_request(address: str, timeout_s: float) -> None:
+    def query(address: str, timeout_s: float) -> None:
         if address:
             socket.create_connection(("127.0.0.1", int(address.rpartition(":")[2])), 1).close()
 
-    head = Head(str, note_request, raylet=address)
+    head = Head(str, query, raylet=address)
     assert head.responds()
     assert not head.raylet_ended
     raylet.close()
@@ -206,9 +206,9 @@ def test_a_raylet_that_refuses_connections_has_ended_unless_it_always_did() -> N
     with pytest.raises(InputError, match="has ended; every finished"):
         head.call(fails)
     # A firewall that refuses them, and a raylet that is slow, are not ends.
-    assert Head(str, note_request, raylet=address).responds()
+    assert Head(str, query, raylet=address).responds()
     with pytest.raises(RuntimeError, match="placement group"):
-        Head(str, note_request, raylet=address).call(fails)
+        Head(str, query, raylet=address).call(fails)
 
     def slow(address: str, timeout_s: float) -> None:
         if address:
@@ -222,11 +222,11 @@ def test_a_call_that_waits_for_a_head_that_is_gone_ends(monkeypatch: pytest.Monk
     monkeypatch.setattr(ray_head, "_POLL_S", 0.1)
     ends = threading.Event()
 
-    def note_request(address: str, timeout_s: float) -> None:
+    def query(address: str, timeout_s: float) -> None:
         raise ConnectionRefusedError
 
     with pytest.raises(InputError, match="every finished probe is kept"):
-        Head(str, note_request).call(lambda: ends.wait(20) and None)
+        Head(str, query).call(lambda: ends.wait(20) and None)
     ends.set()
 
     def fails() -> None:
@@ -292,27 +292,27 @@ def test_what_ends_a_search_is_one_sentence_and_it_keeps_what_it_has(
 
 
 class Ray:
-    """Ray with nodes of eight GPUs; what their agents are asked is answered as `responds` says."""
+    """Ray with nodes of eight GPUs; what their agents are asked is answered as `replies` says."""
 
     exceptions = SimpleNamespace(RayError=RuntimeError)
 
     def __init__(self, *names: str) -> None:
-        self.names, self.killed, self.responds = names, list[Any](), dict[str, Any]()
+        self.names, self.killed, self.replies = names, list[Any](), dict[str, Any]()
 
     def nodes(self) -> list[dict[str, Any]]:
         one = {"Alive": True, "NodeManagerAddress": "10.0.0.1", "Resources": {"GPU": 8.0}}
         return [{**one, "NodeID": name, "NodeManagerHostname": name} for name in self.names]
 
-    def wait(self, responds: list[str], num_returns: int, timeout: float) -> Any:
+    def wait(self, calls: list[str], num_returns: int, timeout: float) -> Any:
         until_s = time.monotonic() + timeout
         while True:
-            ready = [each for each in responds if each in self.responds]
+            ready = [each for each in calls if each in self.replies]
             if len(ready) >= num_returns or time.monotonic() >= until_s:
-                return ready, [each for each in responds if each not in ready]
+                return ready, [each for each in calls if each not in ready]
             time.sleep(0.005)
 
-    def get(self, answer: str) -> Any:
-        return self.responds[answer]
+    def get(self, call: str) -> Any:
+        return self.replies[call]
 
     def kill(self, agent: Any) -> None:
         self.killed.append(agent.name)
@@ -369,14 +369,14 @@ def test_nodes_that_do_not_answer_are_not_said_to_lack_devices() -> None:
 def test_a_study_starts_soon_after_the_first_node_and_takes_the_others_later() -> None:
     ray = Ray("n1", "n2")
     late = pool(ray, [])
-    ray.responds["n1"] = entered()
+    ray.replies["n1"] = entered()
     late.refresh()
     begin_s = time.monotonic()
     admit_first(late, late._announce)
     assert 0.25 < time.monotonic() - begin_s < 0.9
     assert late.names == ("n1",)
     assert late.node_ids == {"n1", "n2"}  # a probe of two nodes waits for it
-    ray.responds["n2"] = entered()
+    ray.replies["n2"] = entered()
     late.admit(0.1)
     assert late.names == ("n1", "n2")
 
@@ -384,14 +384,14 @@ def test_a_study_starts_soon_after_the_first_node_and_takes_the_others_later() -
 @pytest.mark.usefixtures("times")
 def test_a_study_waits_for_nodes_on_which_others_measure() -> None:
     ray, said = Ray("n1"), list[str]()
-    ray.responds["n1"] = entered(busy=("GPU 0 is used by process 7",))
+    ray.replies["n1"] = entered(busy=("GPU 0 is used by process 7",))
     waiting = pool(ray, said)
     waiting.refresh()
-    threading.Timer(0.5, lambda: ray.responds.update(n1=entered())).start()
+    threading.Timer(0.5, lambda: ray.replies.update(n1=entered())).start()
     admit_first(waiting, waiting._announce)
     assert waiting.names == ("n1",)
     assert said[-1].startswith("waiting up to")
-    ray.responds["n1"] = entered(busy=("GPU 0 is used by process 7",))
+    ray.replies["n1"] = entered(busy=("GPU 0 is used by process 7",))
     never = pool(ray, said)
     never.refresh()
     with pytest.raises(InputError, match="GPU 0 is used by process 7"):
@@ -412,10 +412,10 @@ def test_a_node_whose_imports_stall_is_set_aside_and_asked_again(
     monkeypatch.setattr(ray_nodes, "_GONE_RETRY_S", 0.0)
     ray, said = Ray("hangs", "n2"), list[str]()
     stalled = pool(ray, said)
-    ray.responds["hangs"] = ray.responds["n2"] = entered()
+    ray.replies["hangs"] = ray.replies["n2"] = entered()
     stalled.refresh()
     admit_first(stalled, stalled._announce)
-    ray.responds = {"n2": ""}
+    ray.replies = {"n2": ""}
     stalled.prepare()
     assert stalled.names == ("n2",)
     assert ray.killed == ["hangs"]
@@ -424,7 +424,7 @@ def test_a_node_whose_imports_stall_is_set_aside_and_asked_again(
         "the usual cause"
     ]
     stalled.refresh()  # with a new agent
-    ray.responds["hangs"] = entered()
+    ray.replies["hangs"] = entered()
     stalled.admit(0.1)
     assert stalled.names == ("n2", "hangs")
 
@@ -433,13 +433,13 @@ def test_a_node_whose_imports_stall_is_set_aside_and_asked_again(
 def test_where_all_imports_are_slow_the_first_is_waited_for() -> None:
     ray = Ray("n1", "n2")
     slow = pool(ray, [])
-    ray.responds["n1"] = ray.responds["n2"] = entered()
+    ray.replies["n1"] = ray.replies["n2"] = entered()
     slow.refresh()
     admit_first(slow, slow._announce)
-    ray.responds = {}
-    threading.Timer(0.5, lambda: ray.responds.update(n1="")).start()
+    ray.replies = {}
+    threading.Timer(0.5, lambda: ray.replies.update(n1="")).start()
     slow.prepare()
     assert slow.names == ("n1",)
-    ray.responds = {}
+    ray.replies = {}
     with pytest.raises(InputError, match="imports take longer"):
         slow.prepare()

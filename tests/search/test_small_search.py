@@ -17,7 +17,7 @@ from tuner.search.small_search import SmallSearchPlanner, first_of_few
 from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration
 from tuner.testing.studies import METER, measured, problem_of_job
-from tuner.workload.records.probe import ProbeRecord, ProbeRequest
+from tuner.workload.records.probe import Failure, ProbeRecord, ProbeRequest
 
 
 def problem_of(configurations: list[Configuration]) -> Problem:
@@ -96,6 +96,23 @@ def test_of_few_probes_none_goes_to_the_one_value_that_crashed() -> None:
         assert plan is not None
         assert plan.launch["data_parallel"] == 1
         records = [*records, *records_of((EVERY.index(plan.configurations[0]), None))]
+
+
+def test_after_a_doubled_micro_batch_without_memory_no_larger_one_is_tried() -> None:
+    today, *_ = every = [Configuration.of(micro_batch=size) for size in (8, 1, 2, 4, 16, 32, 64)]
+    tries = first_of_few(problem_of(every), "knee")
+    assert [each.micro_batch for each in tries] == [16, 32, 64]
+    both = enumerate((today, tries[0]))
+    requests = [ProbeRequest(f"p{n:04}", c.launch, (c.live,)) for n, c in both]
+    full = Failure("out_of_memory", "CUDA out of memory")
+    records = (
+        ProbeRecord(requests[0], (measured(today.live, time_s=1.0, power_W=200.0),), METER),
+        ProbeRecord(requests[1], (), METER, full),
+    )
+    planner = SmallSearchPlanner(Candidates.from_configurations(every), tries=tries, seed=0)
+    plan = planner.plan(PlanningState(records))
+    assert plan is not None
+    assert int(plan.launch["micro_batch"]) < 8
 
 
 def case_of(truth: Truth) -> Case:
