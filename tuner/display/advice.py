@@ -211,7 +211,7 @@ def details(result: Result) -> tuple[str, ...]:
     if again := continuation(result):
         advice = result.recommendation
         brings = "makes them" if advice and advice.more else "continues from here"
-        lines.append(f"T{again[1:]} {brings}.")
+        lines.append(f"{again[0].upper()}{again[1:]} {brings}.")
     return tuple(lines)
 
 
