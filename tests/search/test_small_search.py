@@ -87,6 +87,24 @@ def test_few_probes_measure_the_settings_of_the_first_launch_before_it_ends(
     assert (plan is not None and plan.launch == first.launch) == few_probes
 
 
+@pytest.mark.parametrize("launches", [1, 2])
+def test_a_launch_that_promises_little_is_ended_only_for_another(
+    launches: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tuner.search.small_search.LEAST_GAIN", math.inf)
+    candidates = Candidates.from_configurations(
+        Configuration.of(micro_batch=m, clock_MHz=c)
+        for m in range(1, launches + 1)
+        for c in (600, 1000, 1400)
+    )
+    first = candidates.configurations[0]
+    request = ProbeRequest("p0000", first.launch, (first.live,))
+    record = ProbeRecord(request, (measured(first.live, time_s=1.0, power_W=200.0),), METER)
+    planner = SmallSearchPlanner(candidates, tries=(), seed=0)
+    plan = planner.plan_continuation(PlanningState(), record)
+    assert (plan is not None) == (launches == 1)
+
+
 def test_of_few_probes_none_goes_to_the_one_value_that_crashed() -> None:
     candidates = Candidates.from_configurations(EVERY)
     records = records_of((0, None), (3, ERROR))

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from tuner.problem.problem import Problem
     from tuner.search_spaces.space import Candidates
 
-#: Expected gain below which a running launch is left.
+#: Expected gain below which a running launch is left for another one.
 LEAST_GAIN = 0.01
 #: Candidates of which the models predict each; of more, as on many GPUs, none is tried first.
 MOST_PREDICTED = 100_000
@@ -150,6 +150,11 @@ class SmallSearchPlanner(CandidatePlanner):
     ) -> ProbePlan | None:
         if running_launch is None:
             return super()._improvement_plan(state, observations, closed, chances)
-        closed = closed | (self._launch_of != running_launch)
-        plan = super()._improvement_plan(state, observations, closed, chances, running_launch)
-        return None if plan is None or plan.expected_gain < LEAST_GAIN else plan
+        elsewhere = self._launch_of != running_launch
+        others_open = not closed[elsewhere].all()
+        plan = super()._improvement_plan(
+            state, observations, closed | elsewhere, chances, running_launch
+        )
+        if others_open and plan is not None and plan.expected_gain < LEAST_GAIN:
+            return None
+        return plan
