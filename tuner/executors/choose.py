@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 
@@ -58,17 +57,23 @@ def open_executor(
     announce: Announce,
     address: str | None = None,
 ) -> Executor:
-    """Return a prepared executor that measures; by default on a cluster if that is installed."""
+    """Return a prepared executor that measures.
+
+    By default it is Ray, or inline where no address is given and this machine can start no Ray.
+    """
+    from tuner.executors.ray_cluster import RayUnavailable
     from tuner.executors.ray_executor import RayExecutor
     from tuner.workload.node.runner import LocalRunner
 
-    if name is None and importlib.util.find_spec("ray") is None:
-        announce("Ray is not installed, so probes run inline, one at a time.")
-        name = "inline"
-    made: RayExecutor | LocalRunner
+    made: RayExecutor | LocalRunner | None = None
     if name in (None, "ray"):
-        made = RayExecutor(job, cluster, run_dir=run_dir, announce=announce, address=address)
-    else:
+        try:
+            made = RayExecutor(job, cluster, run_dir=run_dir, announce=announce, address=address)
+        except RayUnavailable as error:
+            if name or address:
+                raise
+            announce(f"{error.why}, so probes run inline, one at a time.")
+    if made is None:
         made = LocalRunner(job, cluster, run_dir=run_dir, announce=announce, keep=True)
     try:
         made.prepare()

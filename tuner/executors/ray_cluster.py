@@ -48,19 +48,31 @@ POLL_S = 120.0
 _LONGEST = 300
 
 
+class RayUnavailable(InputError):
+    """This machine cannot start a Ray of its own.
+
+    Args:
+        why: a clause that begins a sentence.
+        remedy: what to do about it, as an imperative.
+    """
+
+    def __init__(self, why: str, remedy: str) -> None:
+        super().__init__(f"{why}; {remedy}, or run with --executor inline")
+        self.why = why
+
+
 def import_ray() -> Any:
-    """Return the ray package; InputError if it is missing, or too old to require a token."""
+    """Return the ray package; RayUnavailable if it is missing, or too old to require a token."""
     try:
         import ray
     except ImportError:
-        raise InputError(
-            "Ray is not installed; install joulefront[ray], or run with --executor inline"
-        ) from None
+        raise RayUnavailable("Ray is not installed", "install joulefront[ray]") from None
     if not has_tokens():
-        raise InputError(
+        why = (
             f"Ray {ray.__version__} has no token authentication, so other users could run code "
-            "through it; install ray>=2.52, or run with --executor inline"
+            "through it"
         )
+        raise RayUnavailable(why, "install ray>=2.52")
     return ray
 
 
@@ -106,11 +118,9 @@ def join_ray(address: str | None, *, cpus: int | None = None) -> JoinedRay:
         except Exception as error:
             words = str(error).strip() or repr(error)
             if address is None:
-                why = words.splitlines()[0].rstrip(".")
-                raise InputError(
-                    f"Ray {ray.__version__} cannot be started: {why}; try again, "
-                    "or run with --executor inline"
-                ) from error
+                first = words.splitlines()[0].rstrip(".")
+                why = f"Ray {ray.__version__} cannot be started: {first}"
+                raise RayUnavailable(why, "try again") from error
             # A mismatch of versions takes several lines.
             words = " ".join(words.split())[:_LONGEST]
             raise InputError(f"the Ray cluster at {address!r} cannot be joined: {words}") from error
