@@ -49,7 +49,7 @@ _LONGEST = 300
 
 
 class RayUnavailable(InputError):
-    """This machine cannot start a Ray of its own.
+    """No Ray of its own can be started on this machine.
 
     Args:
         why: a clause that begins a sentence.
