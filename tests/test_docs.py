@@ -38,9 +38,10 @@ PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"])
 #: Time that a plan took, which is the machine's.
 _DURATION = r"in (less than 1|\d+) s\b"
 #: Pages whose blocks start training processes, and the page whose blocks run with everyday tests.
-TRAINING = {"quickstart-laptop", "your-script", "tune-while-training"}
+TRAINING = {"quickstart-laptop", "your-script"}
+LONG_TRAINING = {"tune-while-training"}
 EVERYDAY = {"index"}
-TRAINS = (pytest.mark.slow, pytest.mark.real, pytest.mark.timeout(1800))
+TRAINS = (pytest.mark.real, pytest.mark.timeout(1800))
 FENCE = re.compile(
     r"(?:<!-- test: (?P<swaps>.*?) -->\n)?(?:<!-- file: (?P<file>\S+) -->\n)?"
     r"(?P<output><!-- output(?:: (?P<lines>\d+) lines)? -->\n)?"
@@ -139,8 +140,9 @@ def pages(stems: set[str], *marks: pytest.MarkDecorator) -> list[Any]:
     "path",
     [
         *pages(EVERYDAY),
-        *pages({p.stem for p in PAGES} - TRAINING - EVERYDAY, pytest.mark.slow),
-        *pages(TRAINING, *TRAINS),
+        *pages({p.stem for p in PAGES} - TRAINING - LONG_TRAINING - EVERYDAY, pytest.mark.slow),
+        *pages(TRAINING, pytest.mark.slow, *TRAINS),
+        *pages(LONG_TRAINING, pytest.mark.long, *TRAINS),
     ],
 )
 def test_blocks_run_and_print_what_is_shown(path: Path, tmp_path: Path) -> None:

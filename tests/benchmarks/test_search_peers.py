@@ -34,10 +34,12 @@ def candidates_of(problem: Problem) -> Candidates:
     return Candidates.from_configurations(truth_of(problem).logs)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(n, marks=pytest.mark.long if n == "botorch-sweep" else ()) for n in SWEEPING],
+    [
+        pytest.param(n, marks=pytest.mark.slow if n == "hill-climb" else pytest.mark.long)
+        for n in SWEEPING
+    ],
 )
 def test_a_sweeping_peer_pays_one_launch_for_the_settings_of_it(
     problem: Problem, name: str

@@ -187,7 +187,7 @@ head = Head(lambda: "127.0.0.1:6379")
 demand = NodeDemand(ray, head, {"GPU": 2.0}, 2, said.append)
 demand.meet()
 counts = [count()]
-time.sleep(12)
+time.sleep(7)
 counts.append(count())
 demand.withdraw()
 until = time.monotonic() + 30

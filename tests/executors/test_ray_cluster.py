@@ -224,7 +224,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.mark.real
 @pytest.mark.ray
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(900)
 class TestSeveralNodes:
     def test_the_survey_finds_both(self, answers: Any) -> None:

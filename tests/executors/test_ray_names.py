@@ -50,11 +50,10 @@ print("ANSWER " + json.dumps([agents, leases, found]))
 
 
 @pytest.mark.real
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.ray
 @pytest.mark.timeout(400)
 def test_agents_leases_and_gauges_tell_the_run() -> None:
-    exports = importlib.util.find_spec("opencensus") is not None  # of ray[default]
     exports = importlib.util.find_spec("opencensus") is not None  # of ray[default]
     with OwnRay.started() as ray:
         program = ray.python(SEARCHES, JF_WAIT_S="90" if exports else "0")

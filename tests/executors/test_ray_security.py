@@ -573,7 +573,7 @@ def open_ray(installed: Path, tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.mark.real
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_nor_on_a_joined_cluster_which_is_reported_as_open(
     installed: Path, planted: Path, open_ray: str

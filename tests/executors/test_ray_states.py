@@ -136,7 +136,7 @@ def test_ray_tells_who_holds_the_devices(own_ray: OwnRay) -> None:
 
 
 @pytest.mark.real
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.ray
 @pytest.mark.timeout(600)
 def test_each_reason_against_joining_is_the_one_that_is_said() -> None:
@@ -266,7 +266,15 @@ def search_with_a_probe(own_ray: OwnRay, runs: Path) -> Iterator[subprocess.Pope
     ("program", "number", "code", "told"),
     [
         ("gcs_server", signal.SIGKILL, 2, "the head of the Ray cluster has not answered for 30 s"),
-        ("raylet", signal.SIGKILL, 2, "Ray's process on this machine (raylet) has ended; every"),
+        pytest.param(
+            *(
+                "raylet",
+                signal.SIGKILL,
+                2,
+                "Ray's process on this machine (raylet) has ended; every",
+            ),
+            marks=pytest.mark.long,
+        ),
         ("raylet", signal.SIGTERM, 2, "Ray's process on this machine (raylet) has ended; every"),
         ("", signal.SIGTERM, 130, "interrupted; every finished probe is in"),
     ],

@@ -212,15 +212,8 @@ def _launches_end_their_agents(folder: Path) -> Outcome:
 
 _kind = partial(Kind, session=session, needs=_ray, agents_left=agents_left, fast=False)
 KINDS: tuple[Kind, ...] = (
-    _kind("Ray head killed", 10, _when_begun(_kill_head, _start_anew), often=True),
-    _kind(
-        "Ray node killed",
-        8,
-        _when_begun(_kill_node, _nothing),
-        needs=_two_nodes,
-        codes=(0,),
-        often=True,
-    ),
+    _kind("Ray head killed", 10, _when_begun(_kill_head, _start_anew)),
+    _kind("Ray node killed", 8, _when_begun(_kill_node, _nothing), needs=_two_nodes, codes=(0,)),
     _kind("Ray agent killed", 10, _when_begun(_kill_agent, _nothing), codes=(0,)),
     _kind("Ray node joins", 6, _when_begun(_add_node, _nothing), codes=(0,)),
 )

@@ -190,7 +190,7 @@ MODES = {
 @pytest.mark.parametrize(
     ("mode", "cluster"),
     [
-        pytest.param(mode, cluster, marks=[] if mode == "slow host" else pytest.mark.slow)
+        pytest.param(mode, cluster, marks=[] if mode == "slow host" else pytest.mark.long)
         for mode in MODES
         for cluster in ("cpu-2", "h100-32")
     ],

@@ -98,9 +98,9 @@ def test_where_nothing_is_metered_the_block_runs_and_its_error_comes_out(
 @pytest.mark.twin
 @pytest.mark.real
 @pytest.mark.quiet
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 2])
+@pytest.mark.parametrize("ranks", [1, 2])
 def test_blocks_save_energy_one_after_the_other_and_clocks_go_back(gpus: Any, ranks: int) -> None:
     launch = [str(TORCHRUN), "--nproc-per-node", "2"] if ranks > 1 else [sys.executable]
     done = subprocess.run(

@@ -221,7 +221,7 @@ def _changed(kind: str, time_s: float) -> float:
     ("kind", "step_s", "exponent", "noise"),
     [
         pytest.param("constant", 0.5, 2.4, 0.08, marks=pytest.mark.slow),
-        pytest.param("jump", 0.5, 2.4, 0.01, marks=pytest.mark.slow),
+        pytest.param("jump", 0.5, 2.4, 0.01, marks=pytest.mark.long),
         pytest.param("swing", 0.5, 2.4, 0.01, marks=pytest.mark.slow),
         pytest.param("constant", 0.5, 0.3, 0.01, marks=pytest.mark.long),
         pytest.param("constant", 0.5, 5.0, 0.01, marks=pytest.mark.long),

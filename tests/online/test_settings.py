@@ -124,10 +124,15 @@ def test_a_target_is_followed_by_limits_in_their_order_within_the_promise_at_any
     assert said == ["230 W is not followed until the budget of slowdown allows it again"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("idle_W", "peak_W", "target_W"),
-    [(60.0, 390.0, 280.0), (195.0, 390.0, 230.0), (60.0, 260.0, 200.0), (190.0, 220.0, 205.0)],
+    [
+        pytest.param(195.0, 390.0, 230.0, marks=pytest.mark.slow),
+        *(
+            pytest.param(*each, marks=pytest.mark.long)
+            for each in ((60.0, 390.0, 280.0), (60.0, 260.0, 200.0), (190.0, 220.0, 205.0))
+        ),
+    ],
 )
 def test_a_target_is_met_by_a_limit_no_lower_than_needed_where_any_slowdown_is_allowed(
     idle_W: float, peak_W: float, target_W: float

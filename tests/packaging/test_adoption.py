@@ -93,10 +93,10 @@ def test_a_requirement_without_a_wheel_is_noticed(
     assert "docopt" in builds.resolves("3.11", "aarch64", tmp_path)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("index")
-@pytest.mark.parametrize("extra", [pytest.param("postgresql", marks=pytest.mark.long), "terminal"])
+@pytest.mark.parametrize("extra", ["postgresql", "terminal"])
 def test_an_extra_installs_alone(extra: str, built: builds.Built, tmp_path: Path) -> None:
     assert builds.extra_alone(extra, built.wheel, tmp_path) == ""
 

@@ -186,6 +186,7 @@ def test_the_image_plans_as_any_user(builder: Builder, wheel: Path) -> None:
     assert "Report: /runs/first/report.html" in plan
 
 
+@pytest.mark.long
 def test_the_image_of_the_ray_job_has_ray_and_its_command(builder: Builder, wheel: Path) -> None:
     job = yaml.safe_load(MANIFEST.read_text())
     built(builder, wheel, "--build-arg", "EXTRAS=ray", "-t", "joulefront")

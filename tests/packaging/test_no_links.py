@@ -18,7 +18,7 @@ def git(*words: str | Path, cwd: Path) -> None:
     subprocess.run(["git", *author, *words], cwd=cwd, check=True, capture_output=True)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_build_without_links_fails_in_a_sentence(clone: Path, tmp_path: Path) -> None:
     """The sentence's own command then repairs the clone."""
     origin, without = tmp_path / "origin", tmp_path / "without"

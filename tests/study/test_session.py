@@ -162,7 +162,7 @@ def test_intervals_cover_the_recorded_truth_about_as_often_as_they_say(options):
     ("name", "group"),
     [
         ("perseus-a100", "bert"),
-        pytest.param("zeus-nsdi23", "shufflenetv2/adam, V100", marks=pytest.mark.slow),
+        pytest.param("zeus-nsdi23", "shufflenetv2/adam, V100", marks=pytest.mark.long),
         pytest.param("kareus-attention-a100", None, marks=pytest.mark.slow),
     ],
 )

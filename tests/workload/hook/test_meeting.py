@@ -16,7 +16,7 @@ from tests.workload.hook.test_attached import ENTRY
 from tuner.workload import hook
 from tuner.workload.node.rank_launch import reserved_port
 
-pytestmark = [pytest.mark.slow, pytest.mark.real, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
 
 #: Adds up ranks + 1, and shows what it listens at: a launcher gives it a session of its own.
 RANK = f"""
@@ -74,12 +74,23 @@ def opened(folder: Path, line: str) -> tuple[set[str], str]:
 @pytest.mark.parametrize(
     "line",
     [
-        f"{TORCHRUN} --nproc-per-node 2 rank.py",
-        f"{TORCHRUN} --master-port @PORT@ --nproc-per-node 2 rank.py",
-        f"{TORCHRUN} --standalone --max-restarts 1 --nproc-per-node 2 rank.py --fail-first",
-        "MASTER_ADDR=localhost MASTER_PORT=@PORT@ python spawned.py",
+        pytest.param(line, id=name, marks=mark)
+        for name, mark, line in (
+            ("c10d", pytest.mark.slow, f"{TORCHRUN} --nproc-per-node 2 rank.py"),
+            (
+                *("static", pytest.mark.long),
+                f"{TORCHRUN} --master-port @PORT@ --nproc-per-node 2 rank.py",
+            ),
+            (
+                *("restarted", pytest.mark.long),
+                f"{TORCHRUN} --standalone --max-restarts 1 --nproc-per-node 2 rank.py --fail-first",
+            ),
+            (
+                *("spawned", pytest.mark.slow),
+                "MASTER_ADDR=localhost MASTER_PORT=@PORT@ python spawned.py",
+            ),
+        )
     ],
-    ids=["c10d", "static", "restarted", "spawned"],
 )
 def test_nothing_of_one_node_listens_beyond_it(tmp_path: Path, port: int, line: str) -> None:
     beyond, output = opened(tmp_path, line.replace("@PORT@", str(port)))
@@ -87,6 +98,7 @@ def test_nothing_of_one_node_listens_beyond_it(tmp_path: Path, port: int, line: 
     assert beyond == set()
 
 
+@pytest.mark.long
 def test_a_second_launch_at_the_same_port_does_not_meet_the_first(
     tmp_path: Path, port: int
 ) -> None:
@@ -96,6 +108,7 @@ def test_a_second_launch_at_the_same_port_does_not_meet_the_first(
     assert beyond == set()
 
 
+@pytest.mark.slow
 def test_launchers_of_two_nodes_meet_as_they_would_alone(tmp_path: Path, port: int) -> None:
     place = f"--rdzv-backend c10d --rdzv-endpoint localhost:{port} --rdzv-id two"
     node = f"{TORCHRUN} --nnodes 2 {place} --nproc-per-node 1 rank.py"

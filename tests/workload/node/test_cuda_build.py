@@ -16,7 +16,7 @@ from benchmarks.cuda_build import cases
 from benchmarks.cuda_build.cases import CASES, launch, run_tuner
 from benchmarks.cuda_build.install import NotInstalled, pinned
 
-LAUNCHES = (pytest.mark.slow, pytest.mark.real, pytest.mark.twin, pytest.mark.timeout(600))
+LAUNCHES = (pytest.mark.long, pytest.mark.real, pytest.mark.twin, pytest.mark.timeout(600))
 
 
 def launches(test: Callable[..., None]) -> Callable[..., None]:

@@ -138,6 +138,7 @@ def test_a_probe_sweeps_clocks_and_energy_is_the_counters(twin_node: Make, tmp_p
     assert "gpu1_clock_MHz" in read_power(power)[0][-1].extra
 
 
+@pytest.mark.long
 def test_a_clock_that_is_not_delivered_is_no_data_point(twin_node: Make, tmp_path: Path) -> None:
     twin_node(replace(BUSY, ignores_lock=True), virtual_time=False)
     runner = runner_on(tmp_path, devices_per_node=1)

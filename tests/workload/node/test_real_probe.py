@@ -162,9 +162,12 @@ def program(tmp_path: Path, body: str) -> Path:
 
 #: With DeepSpeed's engine; `tests/faults/probe.py` has every other way in which ranks end.
 FAILURES = [
-    ("crash", "if step == 4 and rank == 0: raise KeyError('lost column')", "lost column"),
+    pytest.param(
+        *("crash", "if step == 4 and rank == 0: raise KeyError('lost column')", "lost column"),
+        marks=pytest.mark.long,
+    ),
     ("out_of_memory", "if step == 4 and rank == 0: torch.empty(1 << 60)", "memory"),
-    ("time_limit", "time.sleep(1.0)", "out of time"),
+    pytest.param("time_limit", "time.sleep(1.0)", "out of time", marks=pytest.mark.long),
 ]
 
 

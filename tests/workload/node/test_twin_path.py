@@ -19,7 +19,6 @@ pytestmark = [
     pytest.mark.twin,
     pytest.mark.real,
     pytest.mark.quiet,
-    pytest.mark.slow,
     pytest.mark.timeout(600),
 ]
 
@@ -29,10 +28,19 @@ WINDOW = WindowPolicy(2.0, 3, 4.0, 0.01, settle_s=0.5, idle_s=0.5, check_drift=F
 @pytest.mark.parametrize(
     ("launch", "live"),
     [
-        ({"data_parallel": 1}, (Settings(clock_MHz=1410), Settings(clock_MHz=710))),
-        ({"data_parallel": 1, "pipeline_parallel": 2}, (Settings(clock_MHz=(1410, 710)),)),
+        pytest.param(
+            {"data_parallel": 1},
+            (Settings(clock_MHz=1410), Settings(clock_MHz=710)),
+            id="one rank",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            {"data_parallel": 1, "pipeline_parallel": 2},
+            (Settings(clock_MHz=(1410, 710)),),
+            id="a clock a stage",
+            marks=pytest.mark.long,
+        ),
     ],
-    ids=["one rank", "a clock a stage"],
 )
 def test_energy_time_and_clocks_are_the_twins(
     twin_node: Callable[..., TwinNode],
@@ -71,6 +79,7 @@ def test_energy_time_and_clocks_are_the_twins(
         assert measured.energy_J == pytest.approx(energy_J, rel=0.01)
 
 
+@pytest.mark.long
 def test_a_probe_with_a_hot_gpu_is_marked(
     twin_node: Callable[..., TwinNode], tmp_path: Path
 ) -> None:

@@ -198,8 +198,13 @@ def test_selective_checkpointing_repeats_no_product(name: str) -> None:
         assert torch.equal(plain, again)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["tiny-gpt", "tiny-opt", "tiny-qwen2.5", "tiny-qwen2.5-lora"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name[-4:] == "lora" else pytest.mark.long)
+        for name in ("tiny-gpt", "tiny-opt", "tiny-qwen2.5", "tiny-qwen2.5-lora")
+    ],
+)
 def test_what_is_compiled(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without inductor, which takes half a minute."""
     import causal_lm

@@ -58,26 +58,29 @@ EVERYDAY = """
 dense pp2
 dense dp2 zero3
 """
-#: Every two settings that can be combined, and every setting with each of the three models.
-COVERING = """
+#: Every setting, and the three models.
+SETTINGS = """
 dense dp2 sp2 seq-all_gather zero3 optim-cpu param-cpu ckpt-every_2
+dense dp2 pp2 pipe-interleaved vs2 ckpt-selective
+dense dp2 pp2 pipe-zero_bubble vs2
+dense dp2 fsdp2 ckpt-selective
+sparse dp2 ep2 zero2 optim-cpu ckpt-full
+sparse dp4 mb1 fsdp2_no_reshard hsdp2 ckpt-every_2
+video dp2 tp2 zero2 optim-cpu ckpt-every_2
+"""
+#: With those, every two settings that can be combined, and every setting with each of the models.
+PAIRS = """
 dense sp2 seq-all_gather zero2 optim-cpu ckpt-selective
 dense sp2 seq-all_gather zero1 optim-cpu ckpt-full
 dense tp2 zero1 optim-cpu ckpt-full
 dense pp2 pipe-interleaved vs2 ckpt-full
 dense pp2 pipe-interleaved vs2 ckpt-every_2
-dense dp2 pp2 pipe-interleaved vs2 ckpt-selective
-dense dp2 pp2 pipe-zero_bubble vs2
-dense dp2 fsdp2 ckpt-selective
 dense dp4 mb1 fsdp2_no_reshard hsdp2 ckpt-selective
-sparse dp2 ep2 zero2 optim-cpu ckpt-full
 sparse dp2 pp2 ep2 zero1 optim-cpu ckpt-every_2
 sparse sp2 zero3 optim-cpu param-cpu ckpt-selective
 sparse dp2 fsdp2 ckpt-every_2
-sparse dp4 mb1 fsdp2_no_reshard hsdp2 ckpt-every_2
 video pp2 zero1 optim-cpu ckpt-selective
 video sp2 zero3 optim-cpu param-cpu ckpt-full
-video dp2 tp2 zero2 optim-cpu ckpt-every_2
 video dp2 fsdp2_no_reshard ckpt-full
 video dp4 mb1 fsdp2 hsdp2 ckpt-full
 """
@@ -85,10 +88,12 @@ video dp4 mb1 fsdp2 hsdp2 ckpt-full
 OTHERS = """
 dense dp4 mb1 zero3 hpz2
 sparse1 dp2 ep2 zero1
-opt tp2
-qwen sp4 zero1
 lora dp2 zero3 ckpt-full
 dense-bf16 pp2 ckpt-full
+"""
+MORE_OTHERS = """
+opt tp2
+qwen sp4 zero1
 """
 #: What pairs no more settings.
 REST = """
@@ -120,7 +125,7 @@ sparse-bf16 dp2 ep2 zero2
 
 
 def rows(text: str, *marks: pytest.MarkDecorator) -> Iterator[Any]:
-    for line in text.strip().splitlines():
+    for line in filter(None, text.splitlines()):
         yield pytest.param(*line.split(" ", 1), marks=marks, id=line)
 
 
@@ -149,7 +154,8 @@ def compare(trainer: Trainer, job: TrainingJob, configuration: Configuration) ->
     ("name", "words"),
     [
         *rows(EVERYDAY),
-        *rows(COVERING + OTHERS.lstrip(), pytest.mark.slow),
+        *rows(SETTINGS + OTHERS, pytest.mark.slow),
+        *rows(PAIRS + MORE_OTHERS, pytest.mark.long),
         *rows(REST, pytest.mark.slow, pytest.mark.all_knobs),
     ],
 )
@@ -178,30 +184,40 @@ def runnable(job: TrainingJob, *settings: tuple[str, Value]) -> bool:
     return False
 
 
-@pytest.mark.slow
-def test_every_pair_of_settings_is_trained() -> None:
-    """Sizes of a split count as one setting, as do the numbers of layers that keep activations."""
-    left_out = {"micro_batch", "every_4", "every_8"}  # sizes
-    left_out |= {"compilation"}  # takes half a minute: `test_what_is_compiled`
-    every = [pair for pair in values() if not left_out & {*pair}]
-    trained: set[object] = set()
-    for line in COVERING.strip().splitlines():
+def settings_of(rows: str) -> list[tuple[str, list[tuple[str, Value]]]]:
+    """Return each row's job, and what it sets that is not a default."""
+    found = []
+    for line in filter(None, rows.splitlines()):
         name, words = line.split(" ", 1)
         used = [
             (knob, 2 if not KNOBS[knob].choices else value)
             for knob, value in Configuration.parse(words).launch.items()
             if value != KNOBS[knob].default
         ]
+        found.append((name, used))
+    return found
+
+
+@pytest.mark.slow
+def test_every_setting_and_every_pair_of_settings_is_trained() -> None:
+    """Sizes of a split count as one setting, as do the numbers of layers that keep activations."""
+    left_out = {"micro_batch", "every_4", "every_8"}  # sizes
+    left_out |= {"compilation"}  # takes half a minute: `test_what_is_compiled`
+    every = [pair for pair in values() if not left_out & {*pair}]
+    trained: set[object] = set()
+    for name, used in settings_of(SETTINGS + PAIRS):
         trained |= {(name, setting) for setting in used}
         trained |= {frozenset(pair) for pair in itertools.combinations(used, 2)}
     jobs = {"dense": DENSE, "sparse": SPARSE, "video": VIDEO}
-    missing = [
+    needed = {
         (name, setting)
         for name, job in jobs.items()
         for setting in every
-        if (name, setting) not in trained and runnable(job, setting)
-    ]
-    assert missing == []
+        if (name, setting) in trained or runnable(job, setting)
+    }
+    assert needed <= trained
+    by_ci = {setting for _, used in settings_of(SETTINGS + OTHERS + EVERYDAY) for setting in used}
+    assert {setting for _, setting in needed} <= by_ci
     assert [
         (one, other)
         for one, other in itertools.combinations(every, 2)
@@ -210,8 +226,9 @@ def test_every_pair_of_settings_is_trained() -> None:
     ] == []
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("zero_stage", [1, 3])
+@pytest.mark.parametrize(
+    "zero_stage", [pytest.param(1, marks=pytest.mark.long), pytest.param(3, marks=pytest.mark.slow)]
+)
 def test_activations_kept_on_the_host_train_the_same(
     trainer: Trainer, zero_stage: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

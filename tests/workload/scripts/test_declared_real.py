@@ -76,6 +76,7 @@ def test_each_way_of_a_knob_reaches_the_script(
     assert sorted(path.name for path in repo.iterdir()) == ["conf.yaml", "train.py"]
 
 
+@pytest.mark.long
 def test_a_deliberately_slow_setting_is_found_out(
     repo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

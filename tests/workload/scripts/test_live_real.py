@@ -69,6 +69,7 @@ def test_a_knob_that_the_script_never_registers_is_refused(repo: Path, tmp_path:
         pass
 
 
+@pytest.mark.long
 def test_the_best_value_is_found_in_one_launch(repo: Path, tmp_path: Path) -> None:
     result = run_optimize(
         Script("train.py", cwd=repo, steps=10**7),

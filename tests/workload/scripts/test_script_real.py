@@ -103,12 +103,16 @@ SHORT = replace(QUICK, min_s=0.02, max_s=0.1)
     ("command", "why_not"),
     [
         ("plain_deepspeed.py --deepspeed --deepspeed_config ds.json", ""),
-        (
+        pytest.param(
             "hf_trainer.py --output_dir out --per_device_train_batch_size 1 --use_cpu "
             "--gradient_accumulation_steps 64 --save_strategy no",
             "",
+            marks=pytest.mark.long,
         ),
-        ("plain_torch.py --accumulation 64", "whole steps are measured"),
+        pytest.param(
+            *("plain_torch.py --accumulation 64", "whole steps are measured"),
+            marks=pytest.mark.long,
+        ),
     ],
 )
 @pytest.mark.slow
@@ -295,7 +299,9 @@ def test_under_the_hook_a_script_has_modules_of_its_own(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fresh", [False, True], ids=["forked", "fresh"])
+@pytest.mark.parametrize(
+    "fresh", [False, pytest.param(True, marks=pytest.mark.long)], ids=["forked", "fresh"]
+)
 def test_a_repository_with_models_and_workload_of_its_own(
     bench: Bench, tmp_path: Path, fresh: bool
 ) -> None:
