@@ -123,6 +123,12 @@ def next_candidates(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr("tuner.study.session.CandidatePlanner", NextCandidate)
 
 
+@pytest.fixture
+def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the page of each report empty, where a test does not look at it."""
+    monkeypatch.setattr("tuner.display.report.render_report", lambda *_, **__: "")
+
+
 @dataclass
 class FinishedStudy:
     """A finished study of eight probes, named "study", that all tests share: read it, or copy it.

@@ -14,6 +14,8 @@ from tuner.study.request import PlanRequest, StudyOptions, StudyRequest
 from tuner.testing.commands import finished
 from tuner.testing.studies import write_table
 
+pytestmark = pytest.mark.usefixtures("next_candidates")
+
 
 def test_every_public_name_is_there():
     for name in tuner.__all__:

@@ -194,6 +194,9 @@ def test_what_changes_memory_and_is_not_counted_is_doubted(line: str) -> None:
     answer = fit_recipe(write(f"{AXOLOTL}{line}\n"), cluster="a100-8")
     assert any(line.partition(":")[0] in doubt for doubt in answer.doubts)
     assert answer.to_json()["probability"] is None
+
+
+def test_what_is_counted_is_not_doubted() -> None:
     assert fit_recipe(write(AXOLOTL), cluster="a100-8").doubts == ()
 
 

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 
 import pytest
 
 from tuner.answer.run_difference import compare_runs
-from tuner.cli.main import main
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import load_job
 from tuner.testing.results import large_result
-from tuner.testing.studies import write_table
 
 
 def test_a_run_against_itself_differs_in_nothing():
@@ -65,18 +62,3 @@ def test_what_must_not_be_compared_is_not(change, phrase):
     with pytest.raises(InputError, match="cannot be compared: ") as caught:
         compare_runs(first, second)
     assert phrase in str(caught.value)
-
-
-def test_the_command_takes_two_runs(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    table = str(write_table(tmp_path / "table", shapes=(1, 4)))
-    for name, probes in (("one", "2"), ("two", "4")):
-        assert main(["replay", table, "--max-probes", probes, "--quiet", "--name", name]) == 0
-    capsys.readouterr()
-    assert main(["compare", "one", "two", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["a"].startswith("one: ")
-    assert found["b"].startswith("two: ")
-    assert main(["compare", "one", "two"]) == 0
-    assert "from  one: " in capsys.readouterr().out
-    assert main(["compare", "one", "thre"]) == 2

@@ -63,6 +63,7 @@ def test_run_refuses_in_a_sentence_before_anything_starts(capsys, run: Path, wor
     assert told in error
 
 
+@pytest.mark.usefixtures("next_candidates", "no_report")
 def test_what_is_least_can_be_named(capsys, tmp_path: Path) -> None:
     table = write_table(tmp_path / "t")
     shared = ["--runs-dir", tmp_path / "runs", "--max-probes", "6", "--quiet", "--json"]

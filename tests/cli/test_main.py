@@ -17,6 +17,8 @@ from tuner.search_spaces.typed_json import JSON_SCHEMA
 from tuner.testing.studies import record, write_table
 from tuner.workload.records.trace import TraceWriter, read_trace
 
+pytestmark = pytest.mark.usefixtures("next_candidates")
+
 
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path, monkeypatch):
@@ -128,6 +130,7 @@ def test_a_bad_job_is_one_sentence(capsys, tmp_path, text, told):
     assert told in line
 
 
+@pytest.mark.usefixtures("no_report")
 def test_a_truncated_trace_is_replayed_and_said(capsys, tmp_path):
     path = tmp_path / "probes.jsonl"
     with TraceWriter(path) as writer:
@@ -154,6 +157,7 @@ def test_a_broken_trace_names_its_line(capsys, tmp_path):
 # Answers.
 
 
+@pytest.mark.usefixtures("no_report")
 def test_replay_tells_progress_on_stderr_and_the_answer_on_stdout(capsys, table):
     code, out, err = run(
         *(capsys, "replay", table, "--max-probes", 5, "--budget", "9kJ", "--name", "r"),
@@ -181,12 +185,14 @@ def test_replay_tells_progress_on_stderr_and_the_answer_on_stdout(capsys, table)
     assert Path("runs/r/report.html").is_file()
 
 
+@pytest.mark.usefixtures("no_report")
 def test_quiet_tells_only_the_answer(capsys, table):
     code, out, err = run(capsys, "replay", table, "--max-probes", 3, "--quiet")
     assert (code, err) == (0, "")
     assert "Next: the same command with --name replay-made-up" in out
 
 
+@pytest.mark.usefixtures("no_report")
 def test_json_is_the_whole_answer(capsys, table):
     code, out, _ = run(capsys, "replay", table, "--max-probes", 4, "--json", "--name", "r")
     assert code == 0
@@ -220,6 +226,7 @@ def test_front_report_and_apply_answer_from_the_folder(capsys, table, tmp_path):
     assert "job" in err
 
 
+@pytest.mark.usefixtures("no_report")
 def test_estimated_figures_say_so(capsys, tmp_path):
     with TraceWriter(tmp_path / "probes.jsonl") as writer:
         for i in range(3):
@@ -287,6 +294,8 @@ def test_two_points_or_two_runs_are_compared(capsys, two_runs):
         return run(capsys, "compare", *words, "--runs-dir", two_runs)
 
     assert "to    r2: " in compared("r", "r2")[1]
+    found = json.loads(compared("r", "r2", "--json")[1])
+    assert (found["a"][:3], found["b"][:4]) == ("r: ", "r2: ")
     assert compared("r", "today", "1") == compared("r", "1")
     both = compared("1", "2")  # points of the latest run
     assert both[0] == 0
@@ -370,6 +379,7 @@ def test_a_failed_probe_is_exit_code_1_with_its_log(capsys, monkeypatch):
     assert "| Killed" in out
 
 
+@pytest.mark.usefixtures("no_report")
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_is_exit_code_130_and_says_how_to_go_on(
     capsys, monkeypatch, tmp_path, table, how

@@ -100,7 +100,7 @@ def test_a_run_goes_on_under_another_bound(tmp_path, storage) -> None:
         of = [r for r in records if r.request.purpose == "search"]
         return {Configuration(record.request.launch).world_size for record in of}
 
-    first, before = study(1, 6)
+    first, before = study(1, 4)
     assert searched(before) == {1}
     assert before[0].request.purpose == "baseline"  # for comparison
     assert first.baseline is not None
@@ -112,12 +112,12 @@ def test_a_run_goes_on_under_another_bound(tmp_path, storage) -> None:
     assert tuner.load_result(folder.path).best == first.best
     assert {p.configuration.world_size for p in first.predicted} <= {1}
 
-    free, after = study(None, 12)
+    free, after = study(None, 9)
     assert 2 in searched(after[len(before) :])
     assert free.best is not None
     assert free.best.configuration.world_size == 2
 
-    again, last = study(1, 14)
+    again, last = study(1, 10)
     assert searched(last[len(after) :]) == {1}
     assert again.best is not None
     assert again.best.configuration.world_size == 1

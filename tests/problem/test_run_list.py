@@ -19,17 +19,18 @@ from tuner.cli.main import main
 from tuner.executors.local import SimulatedExecutor
 from tuner.problem.run_folder import RunFolder, list_runs
 from tuner.search_spaces.errors import InputError
-from tuner.testing.studies import LONG_JOB, ModelRunner, run_optimize, write_table
+from tuner.testing.studies import LONG_JOB, ModelRunner, run_optimize, run_replay, write_table
+
+pytestmark = pytest.mark.usefixtures("next_candidates")
 
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
     """A folder of two runs, which tests copy."""
     folder = tmp_path_factory.mktemp("recorded")
-    table = str(write_table(folder / "table", shapes=(1, 4)))
-    words = ["replay", table, "--runs-dir", str(folder / "mine"), "--max-probes", "2", "--quiet"]
+    table = write_table(folder / "table", shapes=(1, 4))
     for name in ("one", "two"):
-        assert main([*words, "--name", name]) == 0
+        run_replay(table, runs_dir=folder / "mine", max_probes=2, name=name, report=False)
     return folder / "mine"
 
 
@@ -134,15 +135,15 @@ def put_pipe(path):
     os.mkfifo(path)
 
 
-@pytest.mark.parametrize("name", PIPES)
-def test_a_pipe_in_a_run_does_not_block_the_others(runs, name):
-    put_pipe(runs / "one" / name)
+def test_pipes_in_runs_do_not_block_the_others(runs):
+    for number, name in enumerate(PIPES):
+        put_pipe(Path(shutil.copytree(runs / "one", runs / f"piped-{number}")) / name)
     done = tuner("runs")
     assert done.returncode == 0, done.stderr
     assert "two" in done.stdout
-    if name == ".lock":
-        assert tuner("runs", "rm", "one").returncode == 0
-        assert not (runs / "one").exists()
+    locked = runs / f"piped-{PIPES.index('.lock')}"
+    assert tuner("runs", "rm", locked.name).returncode == 0
+    assert not locked.exists()
 
 
 @pytest.mark.parametrize("name", ["trace/probes.jsonl", "plan.json"])

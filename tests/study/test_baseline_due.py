@@ -54,6 +54,7 @@ def test_other_failures_and_the_users_own_are_not_replaced(problem) -> None:
     assert baseline_due(own, [tried(own.baseline, "out_of_memory")]) is None
 
 
+@pytest.mark.usefixtures("next_candidates")
 def test_the_answer_names_the_baseline_that_was_taken(tmp_path) -> None:
     result = tuner.optimize(
         "qwen2.5-7b",

@@ -17,6 +17,8 @@ from tuner.study.rules import front_to_beat
 from tuner.testing.studies import LONG_JOB, ModelRunner, TalliedRunner, record, run_optimize
 from tuner.workload.records.probe import ProbeRequest
 
+pytestmark = pytest.mark.usefixtures("next_candidates")
+
 
 def asked(folder: Path, **options: object) -> list[ProbeRequest]:
     runner = TalliedRunner(ModelRunner())
@@ -26,7 +28,7 @@ def asked(folder: Path, **options: object) -> list[ProbeRequest]:
         executor=SimulatedExecutor(runner),
         runs_dir=folder,
         report=False,
-        max_probes=12,
+        max_probes=8,
         **options,
     )
     # A launch that is extended is simulated anew with the longer list.

@@ -204,6 +204,7 @@ def test_a_repeat_of_today_is_due_early_only_as_often_as_it_is_due_at_all(tmp_pa
     assert not repeat_due(problem, [record(), again, again], early=True)
 
 
+@pytest.mark.slow
 def test_a_node_that_would_wait_launches_today_again_beside_the_others(tmp_path: Path) -> None:
     """The repeats of a search on one node stand alone; on four nodes no node waits for them."""
     runs = {}
