@@ -22,6 +22,9 @@ from benchmarks.scripts.environment import Unavailable, checkout
 from benchmarks.scripts.inputs import _texts, sentences
 from benchmarks.scripts.programs import Program, listed, prepare
 
+# A tool of developers, which mypy reads on every push.
+pytestmark = pytest.mark.long
+
 
 def _repository(where: Path) -> str:
     """Make a repository OWNER/NAME with two folders; return its commit."""

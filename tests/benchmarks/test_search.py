@@ -27,6 +27,9 @@ from benchmarks.search.truth import WITHIN, truth_of
 from tuner.search.planner import MAX_LIVE
 from tuner.testing.studies import TOML, table_point, write_table
 
+# A tool of developers, which mypy reads on every push.
+pytestmark = pytest.mark.long
+
 NOISY = TOML + "[noise]\ntime_cv = 0.002\npower_cv = 0.01\n"
 GROUP = "made-up"
 
@@ -115,7 +118,6 @@ def test_the_best_stock_sampler_is_the_best_of_each_group() -> None:
     assert figures["ratio_oracle"] == pytest.approx(2.0)
 
 
-@pytest.mark.slow
 def test_the_command_prints_a_line_a_sampler_and_ends_with_the_ratios(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

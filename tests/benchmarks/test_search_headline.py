@@ -21,6 +21,9 @@ from benchmarks.search.start import start_of
 from benchmarks.search.truth import truth_of
 from tuner.testing.studies import TOML, write_table
 
+# A tool of developers, which mypy reads on every push.
+pytestmark = pytest.mark.long
+
 GROUP = "made-up"
 
 
@@ -69,7 +72,6 @@ def test_a_hill_climb_ends_without_an_untried_neighbour_and_a_sweep_with_the_tab
     assert ending(["tpe", "hill-climb", "random-sweep"]) == [OURS, "hill-climb", "random-sweep"]
 
 
-@pytest.mark.slow
 def test_the_peer_at_its_own_stop_is_a_rival_if_it_finds_the_front(
     problem: Problem, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

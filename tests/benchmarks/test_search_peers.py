@@ -21,6 +21,9 @@ from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.testing.studies import table_point, write_table
 
+# A tool of developers, which mypy reads on every push.
+pytestmark = pytest.mark.long
+
 GROUP = "made-up"
 COST = ProbeCost()
 
@@ -34,13 +37,7 @@ def candidates_of(problem: Problem) -> Candidates:
     return Candidates.from_configurations(truth_of(problem).logs)
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(n, marks=pytest.mark.slow if n == "hill-climb" else pytest.mark.long)
-        for n in SWEEPING
-    ],
-)
+@pytest.mark.parametrize("name", SWEEPING)
 def test_a_sweeping_peer_pays_one_launch_for_the_settings_of_it(
     problem: Problem, name: str
 ) -> None:

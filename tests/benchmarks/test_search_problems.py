@@ -25,6 +25,9 @@ from benchmarks.search.truth import MATCHED, WITHIN, lower_bound, truth_of
 from tuner.testing.studies import write_table
 from tuner.workload.records.table import load_table
 
+# A tool of developers, which mypy reads on every push.
+pytestmark = pytest.mark.long
+
 LIMITS = (100, 150, 200, 250, 300)
 TOML = """
 name = "limits"

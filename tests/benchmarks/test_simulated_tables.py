@@ -21,6 +21,9 @@ from tuner.search_spaces.job import load_job
 from tuner.search_spaces.space import load_space
 from tuner.workload.records.table import load_table
 
+# A tool of developers, which mypy reads on every push.
+pytestmark = pytest.mark.long
+
 JOB, CLUSTER, SPACE = "opt-350m", "a100-8", "parallelism"
 
 

@@ -88,6 +88,7 @@ def test_a_line_for_the_shell_shows_the_rank_below_it(tmp_path: Path) -> None:
     assert (tmp_path / "log").exists()
 
 
+@pytest.mark.slow
 def test_a_launcher_in_a_shell_script_in_another_folder_shows_its_ranks(tmp_path: Path) -> None:
     (tmp_path / "job.sh").write_text(
         "cd below\ncat > notes <<X\nprepared\nX\npython -c 'print(1)'\n"
@@ -106,9 +107,9 @@ def test_a_launcher_in_a_shell_script_in_another_folder_shows_its_ranks(tmp_path
     "setting",
     [
         "export PYTHONPATH=src",
-        "PYTHONPATH=src",
-        "unset PYTHONPATH",
-        "trap 'echo done' EXIT; set -eu",
+        pytest.param("PYTHONPATH=src", marks=pytest.mark.long),
+        pytest.param("unset PYTHONPATH", marks=pytest.mark.slow),
+        pytest.param("trap 'echo done' EXIT; set -eu", marks=pytest.mark.long),
     ],
 )
 def test_a_job_script_may_set_its_own_path(tmp_path: Path, setting: str) -> None:
@@ -158,6 +159,7 @@ def test_a_command_that_does_not_train_is_told_at_once(
     assert time.monotonic() - began < 30
 
 
+@pytest.mark.slow
 def test_a_script_alone_that_looks_for_a_rank_is_left_to_a_launcher(tmp_path: Path) -> None:
     grouped = TRAIN.replace('"WORLD_SIZE" in os.environ', "True")
     with pytest.raises(AssertionError):
@@ -199,16 +201,19 @@ def test_a_loop_that_updates_its_parameters_by_hand_is_told_what_to_call(tmp_pat
     assert "joulefront_hook.step()" in str(error.value)
 
 
+@pytest.mark.slow
 def test_a_long_accumulation_is_no_update_by_hand(tmp_path: Path) -> None:
     assert observe(tmp_path, "python train.py", LONG).facts["groups"][1]["passes"] == 1200
 
 
+@pytest.mark.slow
 def test_processes_that_train_side_by_side_are_no_job(tmp_path: Path) -> None:
     alone = TRAIN.replace('"WORLD_SIZE" in os.environ', "False")
     with pytest.raises(InputError, match="make no process group"):
         observe(tmp_path, "python train.py & python train.py; wait", alone)
 
 
+@pytest.mark.slow
 def test_ranks_on_other_machines_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command_group, "LEAST_PATIENCE_S", 1.0)
     program = TRAIN.replace("m = torch", "torch.distributed.get_world_size = lambda: 2\nm = torch")
@@ -238,11 +243,18 @@ for i in range(10**9):
 """
 
 
+@pytest.mark.slow
 def test_gradients_that_are_taken_before_the_training_are_no_updates(tmp_path: Path) -> None:
     assert observe(tmp_path, "python train.py", FISHER).facts["groups"][0]["passes"] == 51
 
 
-@pytest.mark.parametrize("reset", ["net.zero_grad(set_to_none=False)", "net.zero_grad()"])
+@pytest.mark.parametrize(
+    "reset",
+    [
+        pytest.param("net.zero_grad(set_to_none=False)", marks=pytest.mark.slow),
+        pytest.param("net.zero_grad()", marks=pytest.mark.long),
+    ],
+)
 def test_updates_by_hand_are_told_however_gradients_are_cleared(tmp_path: Path, reset: str) -> None:
     program = FISHER.replace("net.zero_grad()", reset).replace("o = torch.optim", "o = None\n#")
     program = program.replace("if i >= 50:", "for p in net.parameters():")
