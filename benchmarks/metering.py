@@ -104,7 +104,7 @@ def overhead(pairs: int, block_s: float) -> list[Figure]:
         request = ProbeRequest(
             "metering",
             default_configuration(job, cluster).launch,
-            window=WindowPolicy(micro_batches=False),
+            window=WindowPolicy(),
             time_limit_s=120.0 + 4 * pairs * block_s,
         )
         kind = partial(MeteredInTurn, pairs=pairs, block_s=block_s, found=found)

@@ -21,13 +21,6 @@ from tuner.search_spaces.errors import UnknownName
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.rules import why_it_cannot_run
-from tuner.workload.node.measure.accumulated_step import (
-    LEAST_STEPS,
-    SHARES,
-    AccumulationPoint,
-    fit_accumulation,
-)
-from tuner.workload.records.accumulation import accumulation_plan, steps_take_too_long
 from tuner.workload.records.probe import (
     Failure,
     Measurement,
@@ -35,7 +28,6 @@ from tuner.workload.records.probe import (
     ProbeRecord,
     ProbeRequest,
     Scope,
-    WindowPolicy,
     shown_by,
 )
 from tuner.workload.records.replay import draws
@@ -138,16 +130,8 @@ class SimulatedRunner(Runner):
         if failure := self._launch_failure(figures, draw):
             energy_J = launch_s * first_W
             return self._record(request, failure=failure, launch_s=launch_s, energy_J=energy_J)
-        short = [
-            short_steps(self._truth, configuration, request.window, float(step_time_s))
-            for configuration, step_time_s in zip(configurations, figures.step_time_s, strict=True)
-        ]
-        if short[0] is None:
-            launch_s += c.warm_up_steps * float(figures.step_time_s[0])
-        else:  # the last step decides whether whole steps are too long
-            times_s = short[0].step_times_s
-            launch_s += c.warm_up_steps * times_s[0] + times_s[-1]
-        return self._visit(request, figures, short, launch_s, first_W)
+        launch_s += c.warm_up_steps * float(figures.step_time_s[0])
+        return self._visit(request, figures, launch_s, first_W)
 
     def _disturbed(self, figures: Prediction, launch: Settings) -> Prediction:
         c = self.conditions
@@ -179,7 +163,6 @@ class SimulatedRunner(Runner):
         self,
         request: ProbeRequest,
         figures: Prediction,
-        shorts: Sequence[ShortSteps | None],
         launch_s: float,
         launch_W: float,
     ) -> ProbeRecord:
@@ -190,9 +173,7 @@ class SimulatedRunner(Runner):
             power, step = float(figures.power_W[number]), float(figures.step_time_s[number])
             settle = request.window.settle_s if configuration.live else 0.0
             steps = max(request.window.min_steps, math.ceil(request.window.min_s / step))
-            short = shorts[number]
-            whole_s = steps * step if short is None else request.window.min_s
-            if now + settle + whole_s > request.time_limit_s:
+            if now + settle + steps * step > request.time_limit_s:
                 failure = Failure(
                     "time_limit",
                     f"the probe would take longer than its {request.time_limit_s:g} s",
@@ -200,7 +181,7 @@ class SimulatedRunner(Runner):
                 joules += max(0.0, request.time_limit_s - now) * power
                 now = max(now, request.time_limit_s)
                 break
-            measurement = self._window(request, figures, number, short, steps, now + settle)
+            measurement = self._window(request, figures, number, steps, now + settle)
             measurements.append(measurement)
             joules += settle * power + measurement.energy_J
             now += settle + measurement.window_s
@@ -218,35 +199,26 @@ class SimulatedRunner(Runner):
         request: ProbeRequest,
         figures: Prediction,
         number: int,
-        short: ShortSteps | None,
         steps: int,
         started_s: float,
     ) -> Measurement:
         c, configuration = self.conditions, request.configurations()[number]
         draw = draws(self.seed, configuration.key, request.probe_id, str(number))
-        whole = None if short else _whole_steps(c, draw, steps, float(figures.step_time_s[number]))
-        length_s = request.window.min_s if whole is None else whole.window_s
+        drawn = _steps(c, draw, steps, float(figures.step_time_s[number]))
         # Leakage rises as devices warm; the figure at the end of a long run is the models'.
-        cold = c.warm_up * math.exp(-(started_s + length_s / 2) / c.warm_up_s)
+        cold = c.warm_up * math.exp(-(started_s + drawn.window_s / 2) / c.warm_up_s)
         low = 0.0 if number else c.first_window
         now_W = float(figures.power_W[number]) * (1 - cold - low)
-        if whole is None:
-            assert short is not None
-            drawn = short.measure(request.window, draw, c, now_W)
-        else:
-            measured_W = now_W * (1 + c.power_noise * float(draw.standard_normal()))
-            drawn = replace(
-                whole,
-                energy_J=measured_W * length_s,
-                power_W=measured_W,
-                power_se_W=c.power_noise * measured_W or math.nan,
-            )
+        measured_W = now_W * (1 + c.power_noise * float(draw.standard_normal()))
         delivered: dict[str, float] = {}
         if "clock_MHz" in configuration.live and len(figures.clock_MHz):
             delivered["clock_MHz"] = float(figures.clock_MHz[number])
         return replace(
             drawn,
             live=configuration.live,
+            energy_J=measured_W * drawn.window_s,
+            power_W=measured_W,
+            power_se_W=c.power_noise * measured_W or math.nan,
             delivered=delivered,
             peak_memory_bytes=int(figures.memory_bytes[number]),
             flags=("predicted, not measured",),
@@ -281,9 +253,7 @@ class SimulatedRunner(Runner):
         )
 
 
-def _whole_steps(
-    c: Conditions, draw: np.random.Generator, steps: int, step_time_s: float
-) -> Measurement:
+def _steps(c: Conditions, draw: np.random.Generator, steps: int, step_time_s: float) -> Measurement:
     offset = 1 + c.time_noise * draw.standard_normal()
     spread = 1 + c.step_noise * draw.standard_normal(min(steps, 2000))
     times = step_time_s * offset * np.clip(spread, 0.5, 2.0)
@@ -299,78 +269,4 @@ def _whole_steps(
         energy_J=math.nan,
         power_W=math.nan,
         step_times_s=tuple(float(t) for t in times[:50]) if steps <= 50 else (),
-    )
-
-
-@dataclass(frozen=True)
-class ShortSteps:
-    """Predicted steps of fewer micro-batches."""
-
-    own: int  # micro-batches of the job's own step
-    accumulations: tuple[int, ...]  # micro-batches of the steps that are measured
-    step_times_s: tuple[float, ...]
-    power_shares: tuple[float, ...]  # power of each, as a share of the whole step's
-
-    def measure(
-        self, policy: WindowPolicy, draw: np.random.Generator, c: Conditions, power_W: float
-    ) -> Measurement:
-        """Draw windows of each, and return the measurement of the whole step from them."""
-        # As between repeats, from which both are known: what slows a window slows all of a visit.
-        slower = 1 + c.time_noise * float(draw.standard_normal())
-        now_W = power_W * (1 + c.power_noise * float(draw.standard_normal()))
-        points = []
-        for share, k, step_s, power_share in zip(
-            SHARES, self.accumulations, self.step_times_s, self.power_shares, strict=True
-        ):
-            steps = max(LEAST_STEPS, math.ceil(share * policy.min_s / step_s))
-            spread = np.clip(1 + c.step_noise * draw.standard_normal(steps), 0.5, 2.0)
-            times = step_s * slower * spread
-            rse = float(times.std(ddof=1) / times.mean() / math.sqrt(steps)) or math.nan
-            mean_s = float(times.mean())
-            points.append(AccumulationPoint(k, steps, mean_s, rse, now_W * power_share))
-        estimate = fit_accumulation(points, self.own)
-        window_s = math.fsum(p.steps * p.step_time_s for p in points)
-        return Measurement(
-            live=Settings(),
-            steps=sum(p.steps for p in points),
-            window_s=window_s,
-            step_time_s=estimate.step_time_s,
-            step_time_se_s=estimate.step_time_se_s,
-            energy_J=math.fsum(p.steps * p.step_time_s * p.power_W for p in points),
-            power_W=estimate.power_W,
-            power_se_W=math.hypot(estimate.power_se_W, c.power_noise * estimate.power_W),
-            accumulation=estimate.fit,
-        )
-
-
-def short_steps(
-    model: object, configuration: Configuration, policy: WindowPolicy, step_time_s: float
-) -> ShortSteps | None:
-    """Return the steps that a probe measures in place of whole ones; None if it measures those.
-
-    `step_time_s` is of a whole step on the cluster; if slower than the model's, so are short steps.
-    """
-    if not policy.micro_batches or not isinstance(model, AnalyticModel):
-        return None
-    plan = accumulation_plan(configuration, model.job)
-    if not plan.measured or not steps_take_too_long(step_time_s, policy.min_steps, policy.min_s):
-        return None
-    launch = {n: v for n, v in configuration.launch.items() if n != "global_batch"}
-    same = Configuration(Settings(launch), configuration.live)
-    share = configuration.micro_batch * configuration.data_parallel
-    figures = [
-        AnalyticModel(
-            replace(model.job, global_batch=k * share, steps_at={}, noise_scale=0.0, min_steps=0),
-            model.cluster,
-            constants=model.constants,
-        ).predict([same])
-        for k in (*plan.measured, plan.own)
-    ]
-    slower = step_time_s / float(figures[-1].step_time_s[0])
-    whole_W = float(figures[-1].power_W[0])
-    return ShortSteps(
-        own=plan.own,
-        accumulations=plan.measured,
-        step_times_s=tuple(slower * float(f.step_time_s[0]) for f in figures[:-1]),
-        power_shares=tuple(float(f.power_W[0]) / whole_W for f in figures[:-1]),
     )

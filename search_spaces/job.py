@@ -186,11 +186,6 @@ class TrainingJob:
         return 0.0
 
     @property
-    def why_accumulation_stays(self) -> str:
-        """Reason against changing the accumulation while the program runs; "" if it can."""
-        return ""
-
-    @property
     def needed_folder(self) -> str:
         """The folder that every node must have; "" if there is none."""
         return ""

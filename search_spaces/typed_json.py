@@ -138,6 +138,8 @@ def read_fields(
     Raises:
         TypeError: `data` is no object, or a field without a default is missing.
     """
+    if not isinstance(data, Mapping):
+        raise TypeError(f"a {subject} is a table, not {shortened(data)}")
     values: dict[str, Any] = {}
     for item in fields(kind):  # type: ignore[arg-type]
         if item.name not in data:

@@ -133,7 +133,7 @@ def _script(name: str, folder: Path) -> Launched:
     config = {"train_batch_size": 16, "train_micro_batch_size_per_gpu": 4}
     (work / "ds.json").write_text(json.dumps(config))
     blank = on_every_device(Script(SCRIPTS[name], cwd=work), detect_cluster())
-    launch, window = blank.baseline.launch, WindowPolicy(micro_batches=False)
+    launch, window = blank.baseline.launch, WindowPolicy()
     return _probe(blank, ProbeRequest("i", launch, window=window, purpose=INSPECTIONS[0]), folder)
 
 

@@ -21,7 +21,6 @@ def figures(hour: Hour) -> None:
     hour.check("windows against a recording", lambda: windows(hour))
     hour.check("edges of windows of four lengths", lambda: edges(hour))
     hour.check("the same launch four times", lambda: same_launch(hour))
-    hour.check("micro-batches against whole steps", lambda: extrapolated(hour))
     hour.check("metering overhead", lambda: overhead(hour))
 
 
@@ -70,20 +69,6 @@ def same_launch(hour: Hour) -> str:
     return (
         f"step time within {max(times_s) / min(times_s) - 1:.2%}, power within "
         f"{max(powers_W) / min(powers_W) - 1:.2%}"
-    )
-
-
-def extrapolated(hour: Hour) -> str:
-    """Compare a step that is extrapolated from few micro-batches with a whole one."""
-    job = hour.job(global_batch=256)
-    policy = replace(hour.window, max_s=12.0)
-    whole = measured(hour.probe("whole", job, policy, zero_stage=1))
-    policy = replace(policy, micro_batches=True)
-    part = measured(hour.probe("part", job, policy, zero_stage=1))
-    return (
-        f"step {part.step_time_s / whole.step_time_s - 1:+.2%}, energy "
-        f"{part.energy_per_step_J / whole.energy_per_step_J - 1:+.2%}, extrapolated: "
-        f"{part.accumulation is not None}, flags {list(part.flags)}"
     )
 
 

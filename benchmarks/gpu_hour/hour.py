@@ -27,7 +27,7 @@ from tuner.workload.records.probe import Measurement, ProbeRecord, ProbeRequest,
 
 #: No check begins after this time: a command may have ten minutes, and packs evidence at its end.
 LAST_START_S = 510.0
-WINDOW = WindowPolicy(min_s=3.0, max_s=6.0, settle_s=0.0, micro_batches=False, check_drift=False)
+WINDOW = WindowPolicy(min_s=3.0, max_s=6.0, settle_s=0.0, check_drift=False)
 REHEARSAL = replace(WINDOW, min_s=0.5, max_s=1.0)
 
 

@@ -102,7 +102,6 @@ def _windows(node: TwinNode, trace: Path) -> list[tuple[float, float]]:
         )
         for record in read_trace(trace).records
         for measured in record.measurements
-        if measured.accumulation is None
     ]
 
 

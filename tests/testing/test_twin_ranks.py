@@ -25,22 +25,14 @@ Make = Callable[..., TwinNode]
 GPU = TwinGpu(step_s=0.1, micro_batch_s=0.02, sample_s=0.03, clock_free_share=0.2)
 #: Trains as a program with the hook does: opens its configuration and counts its steps.
 PROGRAM = """
-import os, sys, types
+import os, sys
 from tuner.workload.hook import state
 from tuner.workload.hook.link import Link
 link = Link(sys.argv[1], 0)
-state.steering = types.SimpleNamespace(count=0, wanted=int(sys.argv[3]))
-def taken():
-    count, state.steering.count = state.steering.count, 0
-    return count
-def wanted(count):
-    state.steering.wanted = count
-state.steering.taken, state.steering.set = taken, wanted
 if sys.argv[2]:
     open(sys.argv[2]).read()
 while True:
     link.mark("forward")
-    state.steering.count += state.steering.wanted
     link.step_done()
 """
 
@@ -54,7 +46,6 @@ class Rank:
         env: Mapping[str, str],
         *,
         config: str = "",
-        accumulation: int = 0,
         program: str = PROGRAM,
     ) -> None:
         path = f"{node.path}-{env.get('LOCAL_RANK', '')}.sock"
@@ -62,7 +53,7 @@ class Rank:
         listener.bind(path)
         listener.listen()
         self.process = subprocess.Popen(
-            [sys.executable, "-c", program, path, config, str(accumulation)],
+            [sys.executable, "-c", program, path, config],
             env=os.environ | node.environment() | env,
         )
         listener.settimeout(60)
@@ -85,11 +76,8 @@ class Rank:
                 return ends
         raise AssertionError("the rank has ended")
 
-    def run(self, steps: int, *, ask: str = "") -> list[float]:
-        """Run until so many steps are done; return when each ended."""
-        if ask:
-            self._link.sendall(ask.encode() + b"\n")
-            assert self._lines.readline().startswith("set ")
+    def run(self, steps: int) -> list[float]:
+        """Run until this number of steps is done; return the end of each."""
         self._link.sendall(f"run {steps}\n".encode())
         return self._until_boundary()
 
@@ -166,12 +154,9 @@ def test_work_follows_micro_batches_their_size_and_the_ranks_of_a_replica(
         '{"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4, "global_batch": 8}'
     )
     env = {"LOCAL_RANK": "0", "WORLD_SIZE": "2"}  # of one replica, as 8 = 2 x 4
-    rank = start(node, env, config=str(config), accumulation=4)
+    rank = start(node, env, config=str(config))
     began_s = node.clock()
     assert rank.run(2)[0] - began_s == pytest.approx(0.1 + 4 * (0.02 + 0.03 * 2 / 2), abs=1e-6)
-    began_s = node.clock()
-    fewer = rank.run(3, ask='set {"gradient_accumulation": 1}')
-    assert fewer[0] - began_s == pytest.approx(0.1 + 0.02 + 0.03, abs=1e-6)
 
 
 def test_phases_have_their_share_of_the_step(twin_node: Make, start: Callable[..., Rank]) -> None:

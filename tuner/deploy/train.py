@@ -281,7 +281,7 @@ def _request(run_dir: Path, configuration: Configuration, *, clocks: bool) -> Pr
         f"run-{number}",
         configuration.launch,
         (configuration.live if clocks else Settings(),),
-        window=WindowPolicy(idle_s=0.0, micro_batches=False),
+        window=WindowPolicy(idle_s=0.0),
         time_limit_s=FOREVER_S,
         purpose="training",
     )

@@ -25,12 +25,6 @@ def record_lines(record: ProbeRecord) -> list[str]:
             lines.append(f"  power           {number(m.power_W)} W{estimated}")
             lines.append(f"  energy a step   {number(m.energy_per_step_J)} J{estimated}")
         lines.append(f"  window          {m.steps} steps in {number(m.window_s)} s")
-        if m.accumulation is not None:
-            each = ", ".join(number(k) for k in sorted(set(m.accumulation.micro_batches)))
-            lines.append(
-                f"  extrapolated    from steps of {each} micro-batches to "
-                f"{m.accumulation.accumulation}"
-            )
         if m.delivered:
             pairs = ", ".join(f"{name} {number(value)}" for name, value in m.delivered.items())
             lines.append(f"  delivered       {pairs}")

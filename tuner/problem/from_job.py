@@ -168,7 +168,7 @@ def problem_of_job(request: JobRequest, *, plan: bool = False) -> Problem:
         candidates.where(lambda launch: _uses_at_most(launch, most)),
         {**space_section(question.space_name, candidates), "knobs": usable.to_knobs()},
         baseline=configuration,
-        cost=replace(REAL_COST, micro_batches=not job.why_accumulation_stays),
+        cost=REAL_COST,
         notes=tuple(found.notes),
     )
 

@@ -12,7 +12,6 @@ import numpy as np
 
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import TrainingJob
-from tuner.workload.records.accumulation import WHOLE_STEPS_WINDOWS
 from tuner.workload.records.limits import ProbeLimits, limits_of
 from tuner.workload.records.probe import ProbeRecord, WindowPolicy
 
@@ -29,9 +28,6 @@ class ProbeCost:
         settle_s: at a new live setting before its window opens, seconds.
         launch_power: power during the launch, as a share of the configuration's own.
         min_steps: smallest number of steps of a window.
-        micro_batches: micro-batches are measured where whole steps would take too long
-            (`tuner.workload.records.accumulation`); a configuration of few micro-batches, which are
-            whole steps nearly, then costs more than predicted.
     """
 
     launch_s: float = 30.0
@@ -39,7 +35,6 @@ class ProbeCost:
     window_s: float = 5.0
     launch_power: float = 0.5
     min_steps: int = 0
-    micro_batches: bool = False
 
     def learned(self, records: Sequence[ProbeRecord]) -> ProbeCost:
         """Return the costs with the median length and power of the launches that measured.
@@ -73,9 +68,6 @@ class ProbeCost:
     def visit_J(self, power_W: np.ndarray, step_time_s: np.ndarray) -> np.ndarray:
         """Joules of settling at a live setting and measuring it."""
         window = np.maximum(self.window_s, self.min_steps * step_time_s)
-        if self.micro_batches:
-            short = window > WHOLE_STEPS_WINDOWS * self.window_s
-            window = np.where(short, self.window_s, window)
         return np.asarray((self.settle_s + window) * power_W)
 
 

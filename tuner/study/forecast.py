@@ -109,16 +109,13 @@ def _launch(
     step_s, power_W = float(figures.step_time_s[0]), float(figures.power_W[0])
     cost = problem.cost
     launch_s, launch_power = cost.launch_s, cost.launch_power
-    unit_s = step_s  # what a window consists of: micro-batches, or whole steps
-    if cost.micro_batches and problem.job is not None:
-        unit_s /= problem.baseline.accumulation(problem.job.global_batch) or 1
     if problem.cluster.device.is_gpu:
         c = Conditions()
         ranks = problem.baseline.world_size
-        launch_s = c.launch_s + c.launch_each_s * math.log2(ranks) + c.warm_up_steps * unit_s
+        launch_s = c.launch_s + c.launch_each_s * math.log2(ranks) + c.warm_up_steps * step_s
         launch_s += float(figures.memory_bytes[0]) / c.load_Bps
         launch_power = c.launch_power
-    window_s = max(cost.window_s, settings.window.min_steps * unit_s)
+    window_s = max(cost.window_s, settings.window.min_steps * step_s)
     visit_s = cost.settle_s + window_s
     joules = power_W * (launch_s * launch_power + visits * visit_s)
     job_kJ = power_W * step_s * problem.length / 1000 if problem.length else None

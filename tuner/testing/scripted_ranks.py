@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Callable, Mapping
 
@@ -30,9 +29,6 @@ class ScriptedRanks:
         step_s: seconds of step number n (from 1).
         size: ranks; a later rank ends each step `lag_s` after the one before it.
         marks: phases told at the start of each step.
-        accumulation: micro-batches of the first step, which the conductor may then set; `step_s` is
-            the time of a micro-batch and `once_s` what each step adds.
-        once_s: seconds that each step takes once.
         compiles: seconds for which a step compiles first, by its number.
     """
 
@@ -44,13 +40,10 @@ class ScriptedRanks:
         size: int = 2,
         lag_s: float = 0.0,
         marks: tuple[str, ...] = (),
-        accumulation: int = 0,
-        once_s: float = 0.0,
         compiles: Mapping[int, float] | None = None,
     ) -> None:
         self._compiles = compiles or {}
         self.size, self._clock, self._step_s = size, clock, step_s
-        self._accumulation, self._once_s, self._taken = accumulation, once_s, 0
         self.patience_s = 1.0
         self._lag_s, self._marks = lag_s, marks
         self._events: deque[tuple[float, Event]] = deque()
@@ -72,16 +65,12 @@ class ScriptedRanks:
                         (at_s, Event("phase", 0, time_s=at_s, detail={"name": name}))
                     )
                 now_s = ends_s
-            times = max(self._accumulation, 1)
-            now_s += self._once_s + times * self._step_s(self.done)
-            self._taken += self._accumulation
+            now_s += self._step_s(self.done)
             kind = "at" if self.done == target else "step"
-            detail = {"micro_batches": self._taken} if kind == "at" else {}
             for rank in range(self.size):
                 end_s = now_s + rank * self._lag_s
-                self._events.append((end_s, Event(kind, rank, self.done, end_s, detail)))
+                self._events.append((end_s, Event(kind, rank, self.done, end_s)))
         self.boundaries.append(target)
-        self._taken = 0
 
     def second_training(self, limit_s: float) -> str:
         """Return nothing: there is no other."""
@@ -98,8 +87,6 @@ class ScriptedRanks:
     def send(self, line: str) -> None:
         word, _, rest = line.partition(" ")
         if word == "set":
-            if self._accumulation:
-                self._accumulation = json.loads(rest)["gradient_accumulation"]
             for rank in range(self.size):
                 self._events.append((self._clock(), Event("set", rank, detail={"read": {}})))
         if word == "run":

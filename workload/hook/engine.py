@@ -133,7 +133,6 @@ def _wrap_initialize(deepspeed: Any) -> None:
         state.seen["global_batch"] = engine.train_batch_size()
         state.seen["pipeline"] = hasattr(engine, "num_stages")
         state.seen["stages"] = getattr(engine, "num_stages", 1)
-        state.steering.engine(engine)
         watching.watch_ready(engine.module.parameters())
         return made
 
@@ -170,10 +169,8 @@ def patch_deepspeed(deepspeed: Any) -> None:
             state.seen["inside_engine"] = True
             if counts and name == "step":
                 state.mark_seen("optimizer")
-            taken = 1 if name == "step" else self.micro_batches
             result = plain(self, *args, **kwargs)
             state.seen["inside_engine"] = False
-            state.steering.engine_took(self, taken)
             if counts:
                 watching.count("engine")
             if name == "step":

@@ -71,23 +71,6 @@ def turn_arguments(transformers: Any) -> None:
         plain(self, *args, **kwargs)
 
 
-def steer_trainer(transformers: Any) -> None:
-    """Let transformers' Trainer ask for the micro-batches of each step."""
-    owner = transformers.Trainer
-    if not state.steering.wanted or not hasattr(owner, "get_batch_samples"):
-        return
-
-    @state.around(owner, "get_batch_samples")
-    def samples(plain: Any, self: Any, batches: Any, count: int, *more: Any, **named: Any) -> Any:
-        return plain(self, batches, state.steering.trainer(self) or count, *more, **named)
-
-    @state.around(owner, "training_step")
-    def training_step(plain: Any, *args: Any, **kwargs: Any) -> Any:
-        result = plain(*args, **kwargs)
-        state.steering.trainer_took()
-        return result
-
-
 def _turn_trainer(lightning: Any) -> None:
     @state.around(lightning.Trainer, "__init__")
     def init(plain: Any, self: Any, *args: Any, **kwargs: Any) -> None:
@@ -203,7 +186,6 @@ def _turn_accelerator(accelerate: Any) -> None:
 
 TURNED: dict[str, Callable[[Any], None]] = {
     "transformers.training_args": turn_arguments,
-    "transformers.trainer": steer_trainer,
     "lightning.pytorch.trainer.trainer": _turn_trainer,
     "pytorch_lightning.trainer.trainer": _turn_trainer,
     "lightning.fabric.fabric": _turn_fabric,

@@ -172,8 +172,7 @@ class Link:
         report = self._times.all_lines()
         if self._phases:
             report += f"phase boundary {at_s:.7f}\n"
-        taken = state.steering.taken() if state.steering is not None else 0
-        self.send(f"{report}at {self.steps} {at_s:.7f} {taken}")
+        self.send(f"{report}at {self.steps} {at_s:.7f}")
         line = self._receive()
         while line.startswith("set "):
             values_read = live_knobs.set_values(json.loads(line.removeprefix("set ")))

@@ -31,7 +31,6 @@ def prepare(options: Mapping[str, Any]) -> None:
     state.options.update(options)
     state.seen.clear()
     live_knobs.forget()
-    state.steering = live_knobs.Steering(options.get("accumulation", 0))
     sys.path[:0] = options.get("path", [])
     os.environ.update(options.get("env", {}))
     if options.get("inspect") or options.get("counts"):

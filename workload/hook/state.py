@@ -22,8 +22,6 @@ attachment: Any = None
 options: dict[str, Any] = {}
 #: What was seen of the program: how it is built, for `facts`.
 seen: dict[str, Any] = {}
-#: Control of the program's accumulation (`live_knobs.Steering`); None before it is prepared.
-steering: Any = None
 
 
 def around(owner: Any, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

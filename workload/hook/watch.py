@@ -131,7 +131,6 @@ def begin(address: str, rank: int) -> None:
     state.options.clear()
     state.seen.clear()
     state.options["watch"] = True
-    state.steering = live_knobs.Steering()
     state.link = Watch(address, rank)
     if first:
         frames.ImportHook(("torch.optim.optimizer", "deepspeed", STAGES), _patch)

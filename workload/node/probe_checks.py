@@ -15,7 +15,6 @@ from tuner.workload.hook import GROUPS
 from tuner.workload.node.clocks.base import GovernorError
 from tuner.workload.node.measure.agreement import Levels
 from tuner.workload.node.measure.measurement import drift_of
-from tuner.workload.node.measure.statistics import Window
 from tuner.workload.node.measure.stragglers import HostWatch, Straggler, device_state, stragglers
 from tuner.workload.node.measure.window import Conductor, ProbeFailed
 from tuner.workload.node.meters import MeterError
@@ -114,14 +113,6 @@ def keep_timeline(
     except OSError as error:  # only a picture is lost
         notes["power_samples"] = f"not written: {error}"
     return {**notes, "power_samples_lost": timeline.lost}
-
-
-def step_time_s_of(window: Window, accumulations: Sequence[int]) -> float:
-    """Return the time of a step as the ranks are left: of the smallest accumulation, if several."""
-    if window.estimate is None:
-        return window.step_time_s
-    fit = window.estimate.fit
-    return fit.once_s + fit.each_s * accumulations[0]
 
 
 def drift_flags(measurements: Sequence[Measurement], *, of_power: bool) -> list[str]:

@@ -22,7 +22,6 @@ from tuner.workload.node.clocks.base import GovernorError
 from tuner.workload.node.device_watch import DeviceWatch
 from tuner.workload.node.host import family
 from tuner.workload.node.live_settings import apply_live
-from tuner.workload.node.measure.accumulated_step import choose_accumulation
 from tuner.workload.node.measure.agreement import AgreedWindow, Agreement, Levels
 from tuner.workload.node.measure.foreign_load import ForeignLoad
 from tuner.workload.node.measure.measurement import drift_of, measurement, reached
@@ -44,7 +43,6 @@ from tuner.workload.node.probe_checks import (
     peak_bytes,
     prepare_ops,
     require_batches,
-    step_time_s_of,
 )
 from tuner.workload.node.rank_group import Ranks, ServerError
 from tuner.workload.node.rank_launch import (
@@ -56,7 +54,6 @@ from tuner.workload.node.rank_launch import (
 )
 from tuner.workload.node.rank_server import control_socket
 from tuner.workload.node.setting_window import SettingWindow
-from tuner.workload.records.accumulation import steps_take_too_long
 from tuner.workload.records.power_sample import PowerSample
 from tuner.workload.records.probe import (
     Failure,
@@ -85,7 +82,6 @@ class Probe:
         self.ports = contextlib.ExitStack()  # reserved until rank 0 has met the others
         self._next_settings: Continuation | None = None
         self._missed: list[UnappliedSetting] = []
-        self._accumulations: tuple[int, ...] = ()  # what is measured in place of whole steps
         self._agreement = Agreement(Levels())
         ranks = self.launch.configuration.world_size
         self._devices_in_use = devices_in_use(self.nodes, node.cluster.devices_per_node, ranks)
@@ -236,15 +232,10 @@ class Probe:
                 self.environment["steps_done"] = conductor.done
             self.environment["facts"] = conductor.facts
             return
-        policy = self.request.window
-        plan = choose_accumulation(conductor, self.launch.accumulations, policy)
-        self._accumulations = plan.measured
         warm = conductor.warm_up()
         require_batches(conductor, self.node.job, self.launch.configuration)
         self.environment["warm_up_steps"] = len(warm.step_times_s)
         notes = [] if warm.stable else ["step time was not stable after the warm-up"]
-        if plan.why_whole and steps_take_too_long(warm.step_time_s, policy.min_steps, policy.min_s):
-            notes.append(plan.why_whole)
         host = HostWatch()
         pids = dict(enumerate(self._group.pids if self._group and self.nodes == 1 else ()))
         host.read(pids)
@@ -357,11 +348,10 @@ class Probe:
 
         front = self.request.front
         competitors = (*front, *(reached(m) for m in self.measurements)) if front else ()
-        few, own = self._accumulations, self.launch.accumulations.own
-        window = SettingWindow(conductor, self.meter, timeline, competitors, few, own)
+        window = SettingWindow(conductor, self.meter, timeline, competitors)
         agreed = window.agreed(self._agreement, policy, step_time_s, left_s=self.left_s, keep=keep)
         keep(agreed)
-        return step_time_s_of(agreed.window, self._accumulations)
+        return agreed.window.step_time_s
 
     def log_tail(self) -> str:
         """Return the last lines of the ranks' logs."""

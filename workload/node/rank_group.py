@@ -40,7 +40,7 @@ class Event:
     step: int = 0  # steps done (for "step" and "at"); the current one for "ready"
     time_s: float = 0.0  # CLOCK_MONOTONIC at the rank
     #: Parsed JSON of "set", "facts", "peak" and "fail", {"code": n} of "exit", {"name": ...} of
-    #: "phase", {"micro_batches": n} of "at": those since the last boundary.
+    #: "phase".
     detail: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -183,9 +183,8 @@ class RankGroup:
             return self._hello(link, number, pid, *worlds[:1])
         rank = self._ranks.get(link, -1)
         if kind in ("step", "at", "ready"):
-            step, at, *more = rest.split()
-            taken = {"micro_batches": int(more[0])} if more else {}
-            return Event(kind, rank, int(step), _finite(at), taken)
+            step, at = rest.split()
+            return Event(kind, rank, int(step), _finite(at))
         if kind in ("set", "facts", "peak", "fail"):
             detail = json.loads(rest)
             if not isinstance(detail, dict) or (

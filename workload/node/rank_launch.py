@@ -12,7 +12,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +34,6 @@ from tuner.workload.node.platforms import Platform, platform_of
 from tuner.workload.node.rank_group import ServerError
 from tuner.workload.node.rank_server import RankServer, RankSpec
 from tuner.workload.program.built_in_job import launchable
-from tuner.workload.records.accumulation import AccumulationPlan, accumulation_plan
 from tuner.workload.records.probe import INSPECTIONS, Failure, ProbeRequest, shown_by
 from tuner.workload.scripts.command import Start
 from tuner.workload.scripts.declared_knobs import read_at_start
@@ -120,14 +118,6 @@ class RankLaunch:
         self.environment: dict[str, Any] = {}
         self._oom_kills_before = 0
 
-    @cached_property
-    def accumulations(self) -> AccumulationPlan:
-        """Accumulations that may be measured in place of the own one; ranks start at the first."""
-        if not self._request.window.micro_batches:
-            return AccumulationPlan()
-        job = self.node.job
-        return accumulation_plan(self.configuration, job, job.why_accumulation_stays)
-
     def start(self) -> Start:
         """Write the probe's files and return the command of its ranks."""
         make_folder(self.folder, inside=self.node.run_dir)
@@ -162,8 +152,6 @@ class RankLaunch:
         if fork_unsafe:
             self.environment["why_fresh_interpreter"] = fork_unsafe
         options = dict(start.options)
-        if self.accumulations.measured:
-            options["accumulation"] = self.accumulations.measured[0]
         cores = sorted(os.sched_getaffinity(0))
         granted = granted_cores()
         self.environment |= {"cores": granted, "affinity": core_ranges(cores)}

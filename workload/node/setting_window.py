@@ -1,11 +1,10 @@
-"""Window of one live setting: whole steps or few micro-batches, measured again if need be."""
+"""Window of one live setting, measured again if its figures differ."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from tuner.workload.node.measure.accumulated_step import measure_accumulated
 from tuner.workload.node.measure.agreement import LONGER, AgreedWindow, Agreement
 from tuner.workload.node.measure.statistics import Reached, Window
 from tuner.workload.node.measure.window import Conductor, ProbeFailed
@@ -20,15 +19,12 @@ class SettingWindow:
 
     Attributes:
         competitors: configurations by which a window may be beaten, and then ends early.
-        accumulations: measured in place of whole steps, if any; `own` is the job's.
     """
 
     conductor: Conductor
     meter: Meter
     timeline: Timeline
     competitors: Sequence[Reached] = ()
-    accumulations: tuple[int, ...] = ()
-    own: int = 1
 
     def agreed(
         self,
@@ -59,21 +55,10 @@ class SettingWindow:
         return agreement.settle(window, policy, again if in_time else None)
 
     def _measure(self, policy: WindowPolicy, step_time_s: float) -> Window:
-        if not self.accumulations:
-            return self.conductor.measure(
-                self.meter,
-                policy,
-                step_time_s,
-                samples=lambda: self.timeline.samples,
-                competitors=self.competitors,
-            )
-        return measure_accumulated(
-            self.conductor,
+        return self.conductor.measure(
             self.meter,
             policy,
-            self.accumulations,
-            self.own,
-            micro_batch_s=step_time_s / self.accumulations[0],
+            step_time_s,
             samples=lambda: self.timeline.samples,
             competitors=self.competitors,
         )

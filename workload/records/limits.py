@@ -44,11 +44,6 @@ class WindowPolicy:
     idle_s: float = option(
         0.3, "measure the idle power before the ranks start; 0 for not at all", unit="s", least=0
     )
-    micro_batches: bool = option(
-        True,
-        "where whole steps take longer than two windows, measure steps of few micro-batches and "
-        "extrapolate to the job's accumulation",
-    )
     check_drift: bool = option(
         True, "with several live settings, visit the first one again at the end"
     )

@@ -11,7 +11,6 @@ from typing import Any, Literal
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.typed_json import dump_fields, read_fields
-from tuner.workload.records.accumulation import AccumulationFit
 from tuner.workload.records.drift import Drift
 from tuner.workload.records.limits import (
     FIRST_STEP_LIMIT_S,
@@ -151,7 +150,7 @@ class ProbeRequest:
             "request",
             launch=_settings,
             live=lambda live: tuple(map(_settings, live)),
-            window=lambda window: WindowPolicy(**window),
+            window=lambda window: read_fields(WindowPolicy, window, "window"),
             front=lambda pairs: tuple((float(time_s), float(joules)) for time_s, joules in pairs),
         )
 
@@ -209,11 +208,7 @@ class MeterInfo:
 
 @dataclass(frozen=True)
 class Measurement:
-    """Figures of one window, of the whole job (all ranks, all nodes); NaN or None if unknown.
-
-    With an `accumulation`, time and power are extrapolated from smaller accumulations, whose are
-    steps, length and energy of the window.
-    """
+    """Figures of one window, of the whole job (all ranks, all nodes); NaN or None if unknown."""
 
     live: Settings
     steps: int  # whole optimizer steps
@@ -234,7 +229,6 @@ class Measurement:
     sampled_energy_J: float = math.nan  # by integrated power samples: the check on `energy_J`
     power_blocks_W: tuple[float, ...] = ()  # by which energies of two windows are compared
     phases_s: Mapping[str, float] = field(default_factory=dict)  # mean of a step, as rank 0 marked
-    accumulation: AccumulationFit | None = None
     #: Mean power of a superchip's parts ("gpu"), and in each phase ("forward: gpu"), which lies
     #: within `power_W` (`tuner.workload.node.measure.parts`); empty if the meter tells none.
     parts_W: Mapping[str, float] = field(default_factory=dict)
@@ -284,7 +278,6 @@ class Measurement:
             "measurement",
             positive=("window_s", "step_time_s", "power_W"),
             live=_settings,
-            accumulation=lambda part: part and read_fields(AccumulationFit, part, "accumulation"),
         )
 
 

@@ -50,12 +50,5 @@ def with_stand_in(record: Mapping[str, Any]) -> Mapping[str, Any]:
     for window in record["measurements"]:
         kept = {name: value for name, value in window.items() if not of_energy(name)}
         counted_J = STAND_IN_W * window["window_s"]
-        if fit := kept.get("accumulation"):
-            kept["accumulation"] = {
-                **fit,
-                "step_energies_J": [STAND_IN_W * seconds for seconds in fit["step_times_s"]],
-                "once_J": STAND_IN_W * fit["once_s"],
-                "each_J": STAND_IN_W * fit["each_s"],
-            }
         windows.append({**kept, "energy_J": counted_J, "power_W": STAND_IN_W})
     return {**record, "measurements": windows, "energy_J": STAND_IN_W * record["wall_s"]}

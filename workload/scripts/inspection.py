@@ -29,7 +29,6 @@ from tuner.workload.records.probe import (
     Failure,
     ProbeRecord,
     ProbeRequest,
-    WindowPolicy,
 )
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.evidence import seen_today
@@ -134,7 +133,6 @@ def inspection_request(name: str, configuration: Configuration, purpose: str) ->
         name,
         configuration.launch,
         time_limit_s=FIRST_STEP_LIMIT_S,
-        window=WindowPolicy(micro_batches=False),
         first_step_limit_s=FIRST_STEP_LIMIT_S,
         purpose=purpose,
     )

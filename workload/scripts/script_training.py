@@ -136,17 +136,6 @@ class ScriptTraining(TrainingJob):
         return self.frame.on_deepspeed or "deepspeed_config" in self.placeholders
 
     @property
-    def why_accumulation_stays(self) -> str:
-        """Reason against changing the accumulation while the script runs; "" if it can."""
-        frame = self.frame
-        if frame.owner == "transformers" or (frame.on_deepspeed and not frame.owner):
-            return ""
-        return (
-            "whole steps are measured: the accumulation of a running script can be set where its "
-            "loop is transformers' Trainer or its own over a DeepSpeed engine"
-        )
-
-    @property
     def taken(self) -> tuple[str, ...]:
         """The variables whose values are not written down, but needed where ranks start."""
         return names_taken(

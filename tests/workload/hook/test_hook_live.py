@@ -17,7 +17,7 @@ def _clean() -> Iterator[None]:
     live_knobs.forget()
     state.options.clear()
     state.options.update(kept)
-    state.link = state.steering = None
+    state.link = None
 
 
 def test_values_are_set_and_read_back() -> None:
@@ -50,10 +50,3 @@ def test_outside_a_probe_the_chosen_value_is_set_at_once() -> None:
     state.link = SimpleNamespace(steps=0)  # type: ignore[assignment]
     live("workers", seen.append)
     assert seen == [8]
-
-
-def test_the_accumulation_is_set_in_the_same_way() -> None:
-    given: list[int] = []
-    state.steering = SimpleNamespace(set=given.append)
-    assert live_knobs.set_values({"gradient_accumulation": 4}) == {"read": {}}
-    assert given == [4]

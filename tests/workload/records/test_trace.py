@@ -48,6 +48,26 @@ def test_what_is_written_is_read_back(tmp_path):
     assert math.isnan(second.measurements[0].power_se_W)
 
 
+def test_fields_of_an_earlier_release_are_ignored(tmp_path):
+    data = record().to_json()
+    data["request"]["window"]["micro_batches"] = True
+    fit = {"accumulation": 64, "micro_batches": [1, 2, 4], "once_s": 0.1}
+    data["measurements"][0]["accumulation"] = fit
+    path = tmp_path / "probes.jsonl"
+    path.write_text(json.dumps(data) + "\n")
+    contents = read_trace(path)
+    assert contents.notes == ()
+    assert contents.records == (record(),)
+
+
+@pytest.mark.parametrize("window", ["long", ["min_s"], 3])
+def test_a_window_that_is_not_a_table_is_no_record(window):
+    data = record().to_json()
+    data["request"]["window"] = window
+    with pytest.raises(InputError, match="window"):
+        ProbeRecord.from_json(data)
+
+
 def test_a_line_is_strict_json_even_where_figures_are_not_finite(tmp_path):
     odd = record(environment={"loss": math.nan, "worst": [math.inf]}, wall_s=2.0)
     path = write(tmp_path / "t.jsonl", odd)

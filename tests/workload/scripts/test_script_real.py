@@ -95,56 +95,6 @@ def printed_config(log: str) -> dict[str, object]:
     return dict(json.loads(found[1]))
 
 
-#: So short that whole steps of many micro-batches take more than two of them.
-SHORT = replace(QUICK, min_s=0.02, max_s=0.1)
-
-
-@pytest.mark.parametrize(
-    ("command", "why_not"),
-    [
-        ("plain_deepspeed.py --deepspeed --deepspeed_config ds.json", ""),
-        pytest.param(
-            "hf_trainer.py --output_dir out --per_device_train_batch_size 1 --use_cpu "
-            "--gradient_accumulation_steps 64 --save_strategy no",
-            "",
-            marks=pytest.mark.long,
-        ),
-        pytest.param(
-            *("plain_torch.py --accumulation 64", "whole steps are measured"),
-            marks=pytest.mark.long,
-        ),
-    ],
-)
-@pytest.mark.slow
-def test_finding_10_micro_batches_of_a_script(
-    bench: Bench, repo: Path, command: str, why_not: str
-) -> None:
-    (repo / "ds.json").write_text(
-        json.dumps({"train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 64})
-    )
-    job = bench.look(command, repo)
-    bench.runner.turn_to(job)
-    launch = job.baseline.launch
-    record = bench.runner.run(ProbeRequest("few", launch, window=SHORT, time_limit_s=60.0))
-    assert record.ok, record.failure
-    (found,) = record.measurements
-    if why_not:
-        assert found.accumulation is None
-        assert any(flag.startswith(why_not) for flag in found.flags)
-        return
-    assert found.accumulation is not None
-    assert found.accumulation.accumulation == 64
-    # The script really took what it was told to, but for the remainder of an epoch.
-    assert found.accumulation.micro_batches[:3] == pytest.approx((1, 2, 4), rel=0.3)
-    whole = bench.runner.run(
-        ProbeRequest("all", launch, window=replace(QUICK, micro_batches=False), time_limit_s=60.0)
-    )
-    assert whole.measurements[0].accumulation is None
-    # On a busy machine short windows say little; an accumulation that was not set is 64 times off.
-    ratio = found.step_time_s / whole.measurements[0].step_time_s
-    assert 1 / 10 < ratio < 10
-
-
 DEEPSPEED = "plain_deepspeed.py --deepspeed --deepspeed_config ds.json --print-config"
 
 

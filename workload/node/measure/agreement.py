@@ -61,16 +61,14 @@ class AgreedWindow:
 
 def sampling_error(window: Window) -> float:
     """Return the relative error of the energy by samples, from their spread and their gaps."""
-    squares = 0.0
-    for part in window.parts or (window,):
-        powers = [sample.power_W for sample in part.samples]
-        if len(powers) < 3:
-            return math.inf
-        low, high = np.quantile(powers, (0.1, 0.9))
-        times = [part.opened.time_s, *(s.time_s for s in part.samples), part.closed.time_s]
-        gap_s = float(np.diff(times).max())
-        squares += (standard_error(powers) * part.length_s) ** 2 + ((high - low) * gap_s) ** 2
-    return math.sqrt(squares) / window.energy_J if window.energy_J > 0 else math.inf
+    powers = [sample.power_W for sample in window.samples]
+    if len(powers) < 3 or not window.energy_J > 0:
+        return math.inf
+    low, high = np.quantile(powers, (0.1, 0.9))
+    times = [window.opened.time_s, *(s.time_s for s in window.samples), window.closed.time_s]
+    gap_s = float(np.diff(times).max())
+    by_spread_J, by_gap_J = standard_error(powers) * window.length_s, (high - low) * gap_s
+    return math.hypot(by_spread_J, by_gap_J) / window.energy_J
 
 
 def difference(window: Window) -> float:
@@ -127,17 +125,10 @@ def _why_not_edges(first: Window, second: Window, levels: Levels) -> str:
 def by_samples(window: Window) -> Window:
     """Return the window with the energy of its samples in place of the counter's."""
     opened, closed = window.opened, window.closed
-    share = window.sampled_energy_J / window.energy_J
-    estimate = window.estimate
-    if estimate is not None:
-        estimate = replace(
-            estimate, power_W=share * estimate.power_W, power_se_W=share * estimate.power_se_W
-        )
     return replace(
         window,
         opened=Reading(opened.time_s, opened.energy_J),
         closed=Reading(closed.time_s, opened.energy_J + window.sampled_energy_J),
-        estimate=estimate,
     )
 
 

@@ -206,13 +206,6 @@ def measurement(
     # Of two figures that differ nobody knows the right one, nor what was drawn at a soft edge.
     doubted = math.hypot(_disagreement(window, independent), window.doubt)
     steps = len(window.step_times_s)
-    fit = window.estimate.fit if window.estimate else None
-    if fit is not None and not fit.is_linear:
-        notes = (
-            *notes,
-            f"step time is not linear in the number of micro-batches: {100 * fit.curvature:+.1f} % "
-            "at the middle one of those measured",
-        )
     temperatures = [s.extra["temperature_C"] for s in window.samples if "temperature_C" in s.extra]
     return Measurement(
         live=live,
@@ -226,12 +219,11 @@ def measurement(
         delivered=delivered,
         temperature_C=max(temperatures) if temperatures else None,
         flags=(*notes, *_flags(window, policy, resolution_s, independent)),
-        step_times_s=() if fit else kept_steps(window.step_times_s),
+        step_times_s=kept_steps(window.step_times_s),
         started_s=window.opened.time_s - began_s,
         sampled_energy_J=window.sampled_energy_J if independent else math.nan,
         power_blocks_W=window.power_blocks_W,
         phases_s=window.phases_s,
-        accumulation=fit,
         parts_W=power_by_part(window.samples, window.marks),
     )
 

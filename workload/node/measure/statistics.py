@@ -24,7 +24,6 @@ import numpy as np
 from scipy.special import stdtrit
 
 from tuner.workload.node.meters.base import Reading
-from tuner.workload.records.accumulation import AccumulationFit
 from tuner.workload.records.limits import WindowPolicy
 from tuner.workload.records.power_sample import PowerSample
 
@@ -130,34 +129,17 @@ def block_powers(samples: Sequence[PowerSample], edges_s: Sequence[float]) -> np
 
 
 @dataclass(frozen=True)
-class StepEstimate:
-    """Step of the job's own accumulation; weights of the windows, of a line, sum to 1."""
-
-    fit: AccumulationFit
-    step_time_s: float
-    step_time_se_s: float
-    power_W: float
-    power_se_W: float
-    weights: tuple[float, ...]
-
-
-@dataclass(frozen=True)
 class Window:
-    """Measurements between two boundaries, or of several windows of smaller accumulation.
-
-    Of several, the `parts`, length and energy are sums, and step time and power are the estimate's.
-    """
+    """Measurements between two boundaries."""
 
     opened: Reading
     closed: Reading
     step_times_s: tuple[float, ...]  # wall time of each step, as the last rank finished it
-    ends_s: tuple[float, ...] = ()  # of each step, on CLOCK_MONOTONIC; none with parts
+    ends_s: tuple[float, ...] = ()  # of each step, on CLOCK_MONOTONIC
     samples: tuple[PowerSample, ...] = ()
     phases_s: Mapping[str, float] = field(default_factory=dict)
     #: The known configuration that beats this one and ended the window.
     beaten_by: Reached | None = None
-    parts: tuple[Window, ...] = ()
-    estimate: StepEstimate | None = None
     #: When phases began, as rank 0 marked.
     marks: tuple[Mark, ...] = ()
 
@@ -173,28 +155,23 @@ class Window:
 
     @property
     def doubt(self) -> float:
-        """Share of the energy that is in doubt at the edges of the window, or of its parts."""
-        parts = self.parts or (self,)
-        doubt_J = math.fsum(max(p.opened.doubt_J, p.closed.doubt_J) for p in parts)
+        """Share of the energy that is in doubt at the edges of the window."""
+        doubt_J = max(self.opened.doubt_J, self.closed.doubt_J)
         return doubt_J / self.energy_J if self.energy_J > 0 else 0.0
 
     @property
     def power_W(self) -> float:
         """Mean power of the window, watts."""
-        return self.estimate.power_W if self.estimate else self.energy_J / self.length_s
+        return self.energy_J / self.length_s
 
     @property
     def step_time_s(self) -> float:
         """Mean time of a step, seconds."""
-        if self.estimate:
-            return self.estimate.step_time_s
         return self.length_s / len(self.step_times_s)
 
     @property
     def step_time_se_s(self) -> float:
         """Standard error of the mean step time, seconds; NaN with a single step."""
-        if self.estimate:
-            return self.estimate.step_time_se_s
         return standard_error(self.step_times_s)
 
     @property
@@ -214,13 +191,11 @@ class Window:
     @property
     def power_se_W(self) -> float:
         """Standard error of the mean power, watts; NaN with fewer than two blocks."""
-        return self.estimate.power_se_W if self.estimate else standard_error(self.power_blocks_W)
+        return standard_error(self.power_blocks_W)
 
     @property
     def sampled_energy_J(self) -> float:
         """Energy of the window by integrated samples, joules; NaN with too few samples."""
-        if self.parts:
-            return math.fsum(part.sampled_energy_J for part in self.parts)
         return integrate(self.samples, self.opened.time_s, self.closed.time_s)
 
 
@@ -260,11 +235,6 @@ def beaten_by(window: Window, competitors: Sequence[Reached]) -> Reached | None:
     low_s = time.value * math.exp(-_quantile(time.freedom) * time.rse)
     low_J = time.value * power.value
     low_J *= math.exp(-_quantile(both) * math.hypot(time.rse, power.rse))
-    return ahead_of(low_s, low_J, competitors)
-
-
-def ahead_of(low_s: float, low_J: float, competitors: Sequence[Reached]) -> Reached | None:
-    """Return a known configuration that these lower ends are `FAR` behind on both axes, or None."""
     far = 1.0 + FAR
     return next(
         (each for each in competitors if low_s > far * each[0] and low_J > far * each[1]), None

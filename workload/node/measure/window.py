@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from tuner.workload.hook.live_knobs import ACCUMULATION
 from tuner.workload.node.measure.statistics import (
     Reached,
     Window,
@@ -103,8 +102,6 @@ class Conductor:
         self._limits, self._explain_exit = limits or ProbeLimits(), explain_exit
         self._cancelled, self._clock = cancelled, clock
         self.done = 0  # steps all ranks have done
-        self.micro_batches = 0  # in them, as far as the ranks told
-        self.accumulation = 0  # micro-batches of the next steps; 0 leaves them to the program
         self.peaks: list[Mapping[str, int]] = []
         self.phases: list[tuple[float, str]] = []
         self.arrivals = Arrivals()  # of the ranks, in each step
@@ -160,11 +157,6 @@ class Conductor:
         self._group.send(f"run {target}")
         ends = self._wait_boundary(target)
         return tuple(b - a for a, b in pairwise([began, *ends])), tuple(ends)
-
-    def set_accumulation(self, micro_batches: int) -> None:
-        """Set the micro-batches of the next steps at a boundary."""
-        self.accumulation = micro_batches
-        self.set_live({ACCUMULATION: micro_batches})
 
     def set_live(self, values: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         """Set live knobs of the program at a boundary; return each rank's answer, by rank."""
@@ -299,7 +291,6 @@ class Conductor:
         """Wait until all ranks are at step `target`; return the end of each step until then."""
         arrived: set[int] = set()
         ends: dict[int, float] = {}
-        taken = 0
         while len(arrived) < self._group.size:
             event = self._next(self._clock() + self._step_limit_s)
             if event.step > target or (event.kind == "at" and event.step != target):
@@ -308,9 +299,7 @@ class Conductor:
                 ends[event.step] = max(ends.get(event.step, 0.0), event.time_s)
             if event.kind == "at":
                 arrived.add(event.rank)
-                taken = max(taken, event.detail.get("micro_batches", 0))
         self.done = target
-        self.micro_batches += taken
         self._last_at_s = ends[target]
         return [ends[step] for step in sorted(ends)]
 

@@ -16,7 +16,7 @@ from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.node.device_watch import IdlePower
 from tuner.workload.node.measure.agreement import AgreedWindow, Agreement, Levels, difference
 from tuner.workload.node.measure.measurement import measurement
-from tuner.workload.node.measure.statistics import StepEstimate, Window
+from tuner.workload.node.measure.statistics import Window
 from tuner.workload.node.meters.base import Reading
 from tuner.workload.node.meters.nvml import NvmlMeter
 from tuner.workload.records.limits import SEARCH_MIN_S, WindowPolicy
@@ -230,20 +230,3 @@ class TestTheRule:
         window = _window(1500.0, [450.0] * 30)
         agreed = Agreement(Levels(most_W=400.0)).settle(window, POLICY, lambda policy: window)
         assert agreed == AgreedWindow(window)
-
-    def test_an_extrapolated_step_takes_the_share_of_the_samples(self) -> None:
-        estimate = StepEstimate(
-            fit=None,  # type: ignore[arg-type]
-            step_time_s=10.0,
-            step_time_se_s=0.1,
-            power_W=500.0,
-            power_se_W=5.0,
-            weights=(1.0,),
-        )
-        part = _window(1500.0, [300.0] * 30)
-        window = replace(part, parts=(part,), estimate=estimate)
-        used = Agreement(Levels(most_W=400.0)).settle(window, POLICY, lambda policy: window).window
-        assert used.energy_J == pytest.approx(900.0)
-        assert used.power_W == pytest.approx(300.0)
-        assert used.estimate is not None
-        assert used.estimate.power_se_W == pytest.approx(3.0)

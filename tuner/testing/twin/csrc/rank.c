@@ -37,8 +37,7 @@ static pid_t owner; /* the process that is a rank; a forked child is none */
 static int hook = -1, descriptor = -1;
 static node_t *node;
 static gpu_t *gpu;
-static int64_t done, until = 1, submitted, counted_at; /* optimizer steps */
-static double micro_batches;   /* of a step, as reported; 0: not known */
+static int64_t done, until = 1, submitted; /* optimizer steps */
 static double began_s, began_device_s; /* of the present step, on the host and on the device */
 static double samples = 1, accumulation = 1, batch; /* of the configuration; 0: unknown */
 
@@ -95,8 +94,7 @@ static void join(int file) {
         hook = file;
     }
     unlock();
-    done = submitted = counted_at = 0;
-    micro_batches = 0;
+    done = submitted = 0;
     until = 1;
     began_s = host_now();
     began_device_s = twin_now(node);
@@ -106,9 +104,8 @@ static void join(int file) {
 static double work_s(void) {
     const char *world = getenv("WORLD_SIZE");
     double ranks = world && atoi(world) > 0 ? atoi(world) : 1, replicas = ranks;
-    double count = micro_batches > 0 ? micro_batches : accumulation;
     if (batch > 0) replicas = batch / (samples * accumulation);
-    return gpu->step_s + count * (gpu->micro_batch_s + gpu->sample_s * samples * replicas / ranks);
+    return gpu->step_s + accumulation * (gpu->micro_batch_s + gpu->sample_s * samples * replicas / ranks);
 }
 
 static void submit(int64_t last) {
@@ -137,7 +134,7 @@ static double wait_for(int64_t step) {
 }
 
 /* Take in the end of a step on the host; return its end on the device. */
-static double step_ends(int64_t step, int is_boundary, double taken) {
+static double step_ends(int64_t step, int is_boundary) {
     int64_t last = step + AHEAD < until ? step + AHEAD : until;
     lock();
     if (submitted < until && submitted >= step && !gpu->work_count)
@@ -146,10 +143,6 @@ static double step_ends(int64_t step, int is_boundary, double taken) {
                 gpu->late_s += twin_now(node) - gpu->rank[i].done_s[submitted % KEPT_STEPS];
     submit(is_boundary || last < step ? step : last);
     unlock();
-    if (is_boundary) {
-        if (taken > 0) micro_batches = taken / (double)(step - counted_at);
-        counted_at = step;
-    }
     done = step;
     return wait_for(step);
 }
@@ -157,13 +150,13 @@ static double step_ends(int64_t step, int is_boundary, double taken) {
 /* Copy lines of the hook with the device's times: that of the step's end, and those of the phases in
  * it at their share of the step. Returns the length; -1 if there is no room. */
 static int64_t with_device_times(const char *text, char *out, size_t room) {
-    double host_s = 0, device_s = 0, taken = 0;
+    double host_s = 0, device_s = 0;
     long long step;
     size_t used = 0;
     for (const char *line = text; *line; line = strchr(line, '\n') + 1) {
-        int boundary = sscanf(line, "at %lld %lf %lf", &step, &host_s, &taken) == 3;
+        int boundary = sscanf(line, "at %lld %lf", &step, &host_s) == 2;
         if (boundary || sscanf(line, "step %lld %lf", &step, &host_s) == 2)
-            device_s = step_ends(step, boundary, taken);
+            device_s = step_ends(step, boundary);
     }
     double scale = host_s > began_s ? (device_s - began_device_s) / (host_s - began_s) : 0;
     for (const char *line = text; *line; line = strchr(line, '\n') + 1) {
@@ -203,18 +196,15 @@ EXPORT ssize_t send(int file, const void *data, size_t length, int flags) {
     return (ssize_t)length;
 }
 
-/* The agent's commands: "run N" begins the next steps, "set JSON" may change the accumulation. */
+/* The agent's command "run N" begins the next steps. */
 EXPORT ssize_t recv(int file, void *data, size_t length, int flags) {
     static ssize_t (*real)(int, void *, size_t, int);
-    static const char key[] = "\"gradient_accumulation\": ";
     char text[4096];
     if (!real) real = (ssize_t (*)(int, void *, size_t, int))dlsym(RTLD_NEXT, "recv");
     ssize_t got = real(file, data, length, flags);
     if (!is_rank(file) || got <= 0 || got >= (ssize_t)sizeof text) return got;
     memcpy(text, data, (size_t)got);
     text[got] = 0;
-    const char *set = strstr(text, key);
-    if (set) micro_batches = atof(set + sizeof key - 1);
     if (!strncmp(text, "run ", 4)) {
         until = atoll(text + 4);
         lock();
