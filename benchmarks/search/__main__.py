@@ -17,13 +17,9 @@ recorded (`--seeds`), and those that are made (`--made`, `benchmarks.search.made
 figure of its own beside other tables.
 
 On jackknifed tables tuned, seen and held-out groups also stand apart
-(`benchmarks.search.problems`), a run is also charged until each point of the front is matched
-within 2 % on both axes, and the cheapest set of measurements stands beside the oracle
-(`benchmarks.search.truth`). With `--questions` a deadline and an energy budget are answered on them
-(`benchmarks.search.question`). On tables as recorded a group's figure is the median over its seeds.
-If a table names the job
-and cluster that it recorded (`[predicted_by]`), `joulefront+models` is joulefront with the analytic
-models of that job, as in a study.
+(`benchmarks.search.problems`). If a table names the job and cluster that it recorded
+(`[predicted_by]`), `joulefront+models` is joulefront with the analytic models of that job, as in a
+study.
 """
 
 from __future__ import annotations
@@ -37,14 +33,17 @@ from tempfile import TemporaryDirectory
 
 from benchmarks.figures import Figure, arguments, publish
 from benchmarks.search.ask_tell import PEERS
-from benchmarks.search.headline import Kind, kind_figures, over_all, search_lines
-from benchmarks.search.jackknife import Jackknife, jackknife_figures
+from benchmarks.search.headline import (
+    Kind,
+    kind_figures,
+    over_all,
+    search_lines,
+    split_figures,
+)
 from benchmarks.search.made_up import KINDS, problems_of
 from benchmarks.search.names import OURS
 from benchmarks.search.own_stop import ending, own_stops, search_to_own_stop
 from benchmarks.search.problems import Problem, load_problem
-from benchmarks.search.question import answer_searches, question_figures
-from benchmarks.search.recorded import in_flight_figures, recorded_figures
 from benchmarks.search.runner import RunOptions, all_runs
 from benchmarks.search.samplers import DEFAULT_SAMPLERS, NAMES, SWEEPING, WITH_MODELS
 from benchmarks.search.statistics import figure_name
@@ -94,25 +93,12 @@ def _parser() -> argparse.ArgumentParser:
         help="runs a sampler and group on the tables as recorded; 0 for none (default 20)",
     )
     add(
-        "--in-flight",
-        type=lambda text: [int(word) for word in text.split(",")],
-        default=[1],
-        metavar="N,...",
-        help="probes in flight on the tables as recorded (default 1); of several, the first is "
-        "what the samplers are compared at, and ours is run at each",
-    )
-    add(
         "--most",
         type=int,
         default=400,
         metavar="N",
         help="a run that has not found the front after N measurements counts as one that never "
         "does; what it then misses is printed (default 400)",
-    )
-    add(
-        "--questions",
-        action="store_true",
-        help="also answer a deadline and an energy budget on the jackknifed tables",
     )
     add("--jobs", type=int, default=1, metavar="N", help="processes (default 1)")
     return parser
@@ -128,8 +114,8 @@ def options_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error(f"--made: {unknown[0]!r} is none of {', '.join(KINDS)}")
     if not options.tables and not options.made:
         parser.error("give a TABLE_DIR, or kinds of tables with --made")
-    if min(options.in_flight) < 1 or options.jobs < 1 or options.most < 1:
-        parser.error("--in-flight, --jobs and --most must be at least 1")
+    if options.jobs < 1 or options.most < 1:
+        parser.error("--jobs and --most must be at least 1")
     if min(options.seeds, options.jackknife) < 0 or not options.seeds + options.jackknife:
         parser.error("--seeds and --jackknife must be at least 0, and one of them at least 1")
     # Ours is what the others are compared with.
@@ -188,30 +174,19 @@ def jackknife_part(options: argparse.Namespace, problems: Sequence[Problem]) -> 
     runs, stops = {}, {}
     for seed in range(options.jackknife):
         tables = [Problem(problem.folder, problem.group, seed) for problem in problems]
-        each = RunOptions(tuple(options.samplers), (seed,), options.most, True, options.jobs)
+        each = RunOptions(tuple(options.samplers), (seed,), options.most, options.jobs)
         runs |= all_runs(each, tables)
         stops |= own_stops(tables, (seed,), options.jobs, ending(options.samplers))
-    made = Jackknife(runs, stops)
-    made.print_groups()
-    figures = jackknife_figures(made) + kind_figures(Kind("jackknifed", runs, stops))
-    if options.questions:
-        tables = list(dict.fromkeys(problem for problem, _ in runs))
-        searches = answer_searches(tables, options.most, options.jobs)
-        figures += question_figures(searches)
-    return figures
+    kind = Kind("jackknifed", runs, stops)
+    return split_figures(kind) + kind_figures(kind)
 
 
 def recorded_part(options: argparse.Namespace, problems: Sequence[Problem]) -> list[Figure]:
     """Run the samplers on the tables as recorded."""
-    seeds, in_flight = tuple(range(options.seeds)), options.in_flight[0]
-    each = RunOptions(tuple(options.samplers), seeds, options.most, jobs=options.jobs)
-    found = all_runs(each, problems, in_flight)
-    figures, last = recorded_figures(each, problems, found)
+    seeds = tuple(range(options.seeds))
+    each = RunOptions(tuple(options.samplers), seeds, options.most, options.jobs)
     stops = own_stops(problems, seeds, options.jobs, ending(options.samplers))
-    figures += kind_figures(Kind("recorded", found, stops))
-    if len(options.in_flight) > 1:
-        figures += in_flight_figures(each, options.in_flight, problems, found)
-    return [*figures, *last]
+    return kind_figures(Kind("recorded", all_runs(each, problems), stops))
 
 
 def made_part(options: argparse.Namespace) -> list[Figure]:
@@ -221,7 +196,7 @@ def made_part(options: argparse.Namespace) -> list[Figure]:
     for kind in options.made:
         with TemporaryDirectory() as folder:
             problems = problems_of(kind, Path(folder))
-            each = RunOptions(tuple(names), MADE_SEEDS, options.most, jobs=options.jobs)
+            each = RunOptions(tuple(names), MADE_SEEDS, options.most, options.jobs)
             runs = all_runs(each, problems)
             ends = ending(names)
             if all(load_problem(one).predicted_by for one in problems):

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from benchmarks.figures import ROOT, Figure
 from benchmarks.search.names import OURS
 from benchmarks.search.own_stop import OwnStop
-from benchmarks.search.problems import Problem
+from benchmarks.search.problems import SPLITS, Problem, load_problem, split_of
 from benchmarks.search.runner import Run
-from benchmarks.search.samplers import WITH_MODELS
+from benchmarks.search.samplers import SWEEPING, WITH_MODELS
 from benchmarks.search.statistics import geometric_mean, never_found, quantile
 from benchmarks.search.truth import truth_of
 
@@ -76,6 +76,20 @@ class Kind:
         stops = [one for (_, who), several in self.stops.items() if who == name for one in several]
         return quantile([one.missing for one in stops], 0.9)
 
+    def of_split(self, split: str) -> Kind:
+        """Return the searches of the groups of a split alone."""
+
+        def mine(problem: Problem) -> bool:
+            return split_of(load_problem(problem).name, problem.group) == split
+
+        runs = {key: of for key, of in self.runs.items() if mine(key[0])}
+        return Kind(self.name, runs, {key: of for key, of in self.stops.items() if mine(key[0])})
+
+    @property
+    def searching(self) -> list[str]:
+        """The samplers whose runs end by the truth."""
+        return list(dict.fromkeys(name for _, name in self.runs))
+
     @property
     def ending(self) -> list[str]:
         """The samplers with a stop of their own."""
@@ -125,8 +139,34 @@ def kind_figures(kind: Kind) -> list[Figure]:
     figures.append(Figure(f"{begin}_over_oracle", over, "ratio"))
     groups = kind.groups(OURS).values()
     runs = [[run for problem in each for run in kind.runs[problem, OURS]] for each in groups]
-    figures.append(never_found(runs, end=f"_{kind.name}"))
+    figures.append(never_found(runs, f"_{kind.name}"))
     return figures + _worst_group(kind)
+
+
+def split_figures(kind: Kind) -> list[Figure]:
+    """Print the figures of tuned, seen and held-out groups apart, and return them."""
+    figures = []
+    for split in SPLITS:
+        part = kind.of_split(split)
+        groups = part.groups(OURS)
+        if not groups:
+            continue
+        over = {name: mean_and_error(part.to_truth(name))[0] for name in part.searching}
+        stop, missing = mean_and_error(part.to_stop(OURS))[0], 100 * part.missing(OURS)
+        print(f"\n{split} groups ({len(groups)}), {kind.name}: {OURS} needs {over[OURS]:.2f} x the")
+        print(f"  oracle's joules; at its own stop {stop:.2f}, missing {missing:.1f} % (p90)")
+        figures += [
+            Figure(f"jackknife_over_oracle_{split}", over[OURS], "ratio"),
+            Figure(f"own_stop_over_oracle_{split}", stop, "ratio"),
+            Figure(f"missing_p90_{split}", missing, "%"),
+        ]
+        peers = {name: value for name, value in over.items() if name in SWEEPING}
+        if peers:
+            best = min(peers, key=peers.__getitem__)
+            ratio = over[OURS] / peers[best]
+            print(f"  the best peer that sweeps is {best}; {OURS} needs {ratio:.2f} of its joules")
+            figures.append(Figure(f"jackknife_over_best_peer_{split}", ratio, "ratio"))
+    return figures
 
 
 def _effort(kind: Kind) -> list[Figure]:
@@ -161,7 +201,6 @@ def over_all(figures: Sequence[Figure]) -> list[Figure]:
         ("missing_p90", max, "%"),
         ("relaunches", max, "count"),
         ("driver_cpu_s_per_probe", max, "s"),
-        ("question_over_own_oracle", max, "ratio"),
     )
     own = [one for one in figures if one.name != "own_stop_over_oracle_modelled"]
     for name, of, unit in every:

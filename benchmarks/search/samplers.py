@@ -6,7 +6,7 @@ from __future__ import annotations
 from benchmarks.search import peers, peers_botorch  # noqa: F401
 from benchmarks.search.ask_tell import PEERS, AskTellPlanner
 from benchmarks.search.names import OURS, STOCK
-from tuner.models.analytic.model import AnalyticModel, Prior
+from tuner.models.analytic.model import AnalyticModel
 from tuner.problem.probe_cost import ProbeCost
 from tuner.search.candidate_planner import CandidatePlanner
 from tuner.search.planner import ProbePlanner
@@ -38,19 +38,17 @@ def planner_named(
     cost: ProbeCost,
     seed: int,
     recorded: PredictedBy | None = None,
-    prior: Prior | None = None,
 ) -> ProbePlanner:
     """Return the planner of a sampler of the benchmark.
 
     Args:
         recorded: the job and the cluster behind the candidates, which `WITH_MODELS` needs.
-        prior: the models that `OURS` has.
 
     Raises:
         ValueError: there is no sampler of this name.
     """
     if name == OURS:
-        return CandidatePlanner(candidates, prior=prior, seed=seed)
+        return CandidatePlanner(candidates, seed=seed)
     if name == WITH_MODELS:
         assert recorded is not None
         return CandidatePlanner(

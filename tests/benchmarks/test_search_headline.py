@@ -36,7 +36,7 @@ def problem(tmp_path: Path) -> Problem:
 def test_every_sampler_starts_at_the_same_random_launch(problem: Problem, name: str) -> None:
     starts = []
     for seed in range(4):
-        search = ProblemSearch(problem, name, seed, 1, False, None)
+        search = ProblemSearch(problem, name, seed)
         search.run(3)
         assert search.measured[0] == start_of(problem, seed)
         assert search.measured[0].get("speed") == 5  # the highest, as before any tuning
