@@ -161,7 +161,7 @@ def run_layers(
 
 
 def _watch(block: Any, kind: Any, layers: dict[Any, Layer], running: list[Layer]) -> None:
-    """Let the first block of a kind run under a counter; others return what they are given."""
+    """Run the first block of a kind under a counter; others return their input."""
     plain = block.forward
     if kind in layers:
         first = layers[kind]

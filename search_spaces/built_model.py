@@ -1,4 +1,4 @@
-"""Program that builds models by transformers, without weights, and prints what they hold.
+"""Program that builds models by transformers, without weights, and prints their contents.
 
 It runs by path in an interpreter of its own (`tuner.search_spaces.library_count`), because torch
 takes seconds to import. Each line of the input is a Hugging Face configuration, each line of the
@@ -66,7 +66,8 @@ def count(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _model(config: Mapping[str, Any]) -> tuple[Any, list[Callable[[], Any]]]:
-    """Return the model of the first class that takes the configuration, and what builds its text.
+    """Return the model of the first class that takes the configuration, and the builder of its
+    text.
 
     Of a nested configuration the model of text alone is built first: it needs no images to run.
     """
@@ -158,7 +159,7 @@ class _Model:
         return positions is not None and any(positions <= each <= positions + 8 for each in rows)
 
     def is_expert(self, path: str, owner: Any, parameter: Any) -> bool:
-        """Return True if a token visits some of what a parameter holds alone."""
+        """Return True if a token visits only part of a parameter's values."""
         names = path.split(".")
         experts = self.sizes["experts"]
         if not experts or any("shared" in name for name in names):
@@ -252,7 +253,7 @@ def _kinds(held: _Model) -> list[dict[str, Any]]:
 
 
 def _run_layers(kinds: list[dict[str, Any]], builders: list[Callable[[], Any]]) -> None:
-    """Add what the first layer of each kind keeps and computes, by the bytes of a value."""
+    """Add the first layer of each kind: saved values and operations, by the bytes of a value."""
     program = _layers_program()
     names = [path.rpartition(".")[2] for kind in kinds for path in kind["unusual"]]
     for kind in kinds:
@@ -280,7 +281,7 @@ def _run_layers(kinds: list[dict[str, Any]], builders: list[Callable[[], Any]]) 
 
 
 def _layers_program() -> Any:
-    """Return the module beside this one, which is no package where this program runs."""
+    """Return the module beside this one; there is not a package where this program runs."""
     path = Path(__file__).with_name("built_layers.py")
     spec = importlib.util.spec_from_file_location("built_layers", path)
     assert spec is not None

@@ -26,7 +26,7 @@ def _folded(name: str) -> str:
 
 
 class InputError(ValueError):
-    """Invalid input. `str(error)` is one sentence: the value, the reason and what is allowed."""
+    """Invalid input. `str(error)` is one sentence: the value, the reason and the allowed values."""
 
     def __str__(self) -> str:
         # A name or value in a file may hold several lines.

@@ -147,7 +147,7 @@ class TrainingJob:
 
     @property
     def compiled(self) -> bool:
-        """True if the program compiles its model where no knob says so."""
+        """True if the program compiles its model unless a knob decides."""
         return False
 
     @property
@@ -157,7 +157,7 @@ class TrainingJob:
 
     @property
     def request_fields(self) -> dict[str, Any]:
-        """The field of a request that holds what is tuned."""
+        """The field of a request that holds the tuned training."""
         return {"job": self}
 
     def started_by(self, built_in: Callable[[TrainingJob], Any]) -> Any:

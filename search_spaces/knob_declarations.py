@@ -151,7 +151,7 @@ class Knob:
         return made
 
     def reads_as(self, read: object, value: Value) -> bool:
-        """Return True if what was read is a value of the knob, however written: 1e3 and 1000."""
+        """Return True if the text is a value of the knob, however written: 1e3 and 1000."""
         try:
             return self.check(read) == value
         except InputError:
@@ -177,7 +177,7 @@ class Knob:
         return holds(self.when, values)
 
     def to_table(self) -> dict[str, Any]:
-        """Return the table `[knobs.NAME]` of a TOML file, without what has its default."""
+        """Return the table `[knobs.NAME]` of a TOML file, without keys at their defaults."""
         given = {item.name: getattr(self, item.name) for item in fields(self)}
         return {
             name: list(value) if isinstance(value, tuple) else value

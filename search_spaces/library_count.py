@@ -196,7 +196,7 @@ def _gates(sizes: Mapping[str, Any], kind: Mapping[str, Any]) -> set[int]:
 
 
 def _other_doubts(sizes: Mapping[str, Any], report: Mapping[str, Any]) -> list[str]:
-    """Return doubts on what a model has beside the blocks of its text model."""
+    """Return doubts about the parts of a model beside the blocks of its text model."""
     doubts = []
     tables = (sizes["positions"] or 0) + 8 if report["learned_positions"] else 8
     other = report["other_parameters"]

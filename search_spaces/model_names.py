@@ -35,7 +35,7 @@ def is_model(text: str) -> bool:
 def job_of_model(
     text: str, *, sequence_length: int | None = None, global_batch: int | None = None
 ) -> tuple[TrainingJob, tuple[str, ...]]:
-    """Return the job of a named model, and what was assumed of it.
+    """Return the job of a named model, and the assumptions about it.
 
     Raises:
         InputError: the model is not on this machine, or its configuration cannot be read.
@@ -90,7 +90,7 @@ def _config_file(text: str) -> Path:
 
 
 def _cache() -> Path:
-    """Return the folder in which transformers keeps what it fetched."""
+    """Return the folder of transformers' downloads."""
     home = os.environ.get("HF_HOME") or "~/.cache/huggingface"
     cache = os.environ.get("HF_HUB_CACHE") or os.path.join(home, "hub")
     return Path(cache).expanduser()

@@ -73,7 +73,7 @@ def declared_options(kind: type) -> Iterator[tuple[Field[Any], Option]]:
 
 
 def limited(*, default: Any = MISSING, **more: Any) -> Any:
-    """Declare the limits of a dataclass field that is no option; `more` as of `Option`."""
+    """Declare the limits of a dataclass field without an option; `more` as for `Option`."""
     return field(default=default, metadata={"option": Option("", **more)})
 
 
@@ -108,7 +108,7 @@ def _is_legal(value: Any, kind: str, declared: Option) -> bool:
 def read_options(
     kind: type[Kind], section: Mapping[str, Any], where: str, *, strict: bool = False
 ) -> Kind:
-    """Return the dataclass object of a table of values; what the table lacks takes its default."""
+    """Return the dataclass object of a table of values; missing ones take their defaults."""
     names = {item.name for item in fields(kind)}  # type: ignore[arg-type]
     if strict and not section.keys() <= names:
         raise UnknownName(f"name in {where}", str(min(section.keys() - names)), names)

@@ -118,7 +118,7 @@ class Program:
 
     @classmethod
     def from_table(cls, data: Any, where: str) -> Program:
-        """Read the table that `to_table` makes, or a part of it."""
+        """Read the table that `to_table` makes, or a subset of its keys."""
         if not isinstance(data, Mapping):
             raise InvalidValue(f"[program] of {where}", data, "a table")
         check_keys(data, cls.__dataclass_fields__, f"[program] of {where}")

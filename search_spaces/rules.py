@@ -32,7 +32,7 @@ Check = Callable[[Configuration, TrainingJob, Cluster], str | None]
 
 @dataclass(frozen=True)
 class Rule:
-    """Reason for which a configuration is no candidate.
+    """Reason that excludes a configuration.
 
     Attributes:
         knobs: the knobs it reads; empty for a rule on the job and the cluster alone.

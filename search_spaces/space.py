@@ -71,11 +71,11 @@ class SearchSpace:
 
     @property
     def changing(self) -> tuple[str, ...]:
-        """Names of its knobs that change what is learnt."""
+        """Names of its knobs that change the trained model."""
         return tuple(name for name in self.choices if KNOBS[name].changes_training)
 
     def same_training(self) -> SearchSpace:
-        """Return this space with the knobs that change what is learnt left at their defaults."""
+        """Return this space with the knobs that change the trained model left at their defaults."""
         kept = {n: choice for n, choice in self.choices.items() if n not in self.changing}
         return replace(self, choices=kept)
 

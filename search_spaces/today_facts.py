@@ -1,4 +1,4 @@
-"""Facts of what a script trains today, and where each comes from."""
+"""Facts of a script's training today, each with its source."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class TodayFacts:
         return f" ({self.sources[name]})" if name in self.sources else ""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the facts as JSON values, null for what is unknown."""
+        """Return the facts as JSON values, null for unknown ones."""
         unknown = ("global_batch", "micro_batch", "accumulation", "steps")
         data = {**vars(self), "knobs": dict(self.knobs), "sources": dict(self.sources)}
         return {n: None if n in unknown and not value else value for n, value in data.items()}

@@ -90,7 +90,7 @@ JSON_SCHEMA = 2
 
 
 def strict_json(value: Any) -> Any:
-    """Convert a value to what JSON can hold: NaN and infinities to None, tuples to lists."""
+    """Convert a value for JSON: NaN and infinities to None, tuples to lists."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -127,7 +127,7 @@ def read_fields(
     finite: Sequence[str] = (),
     **readers: Callable[[Any], Any],
 ) -> Made:
-    """Make a dataclass of what `dump_fields` wrote, and check it.
+    """Make a dataclass of the output of `dump_fields`, and check it.
 
     A field that is missing takes its default; None is NaN where that is the default. Other keys are
     ignored.
@@ -207,7 +207,7 @@ def plain_text(text: str, subject: str) -> str:
 
 
 def one_line(text: str) -> str:
-    """Return text as one line in its own order: what cannot be printed as `\\x1b` or `\\u202e`."""
+    """Return text as one line in its own order: unprintable characters as `\\x1b` or `\\u202e`."""
     line = " ".join(text.split())
     return "".join(part if part.isprintable() else repr(part)[1:-1] for part in line)
 

@@ -309,7 +309,7 @@ def front_of_csv(
     name: str | None = None,
     runs_dir: str | Path = "runs",
 ) -> tuple[Result, str]:
-    """Return the front of past runs, with its report, and a sentence on what was read as what.
+    """Return the front of past runs, with its report, and a sentence on how columns were read.
 
     `baseline` is KNOB=VALUE of the configuration in use today. An InputError says which file cannot
     be read, or which column is not there.

@@ -62,7 +62,7 @@ class EnergyLog:
 
 
 def log_energy(owner: Any, meter: Meter | None = None) -> None:
-    """Put energy into what a training logs, from here on; nothing else of it changes.
+    """Add energy to the logged values of a training; leave the rest as it is.
 
     Examples:
         ```text

@@ -172,7 +172,7 @@ def change(now: float, before: float, less: str, more: str) -> str:
 
 
 def duration(time_s: float) -> str:
-    """Return a time in the unit in which people say it: "45 s", "31 min", "3.4 h"."""
+    """Return a time in its usual unit: "45 s", "31 min", "3.4 h"."""
     if time_s < 120:
         return f"{time_s:.0f} s"
     return f"{time_s / 60:.0f} min" if time_s < 7200 else f"{time_s / 3600:.1f} h"
@@ -246,7 +246,7 @@ def differing_knobs(configuration: Configuration, baseline: Configuration) -> tu
 
 
 def settings_text(configuration: Configuration, baseline: Configuration | None = None) -> str:
-    """Return "mb16 zero1 1050MHz": what differs from the baseline; all of it without one."""
+    """Return "mb16 zero1 1050MHz": the differences from the baseline; all knobs without one."""
     if baseline is None or configuration == baseline:
         return short(configuration)
     names = differing_knobs(configuration, baseline)

@@ -62,7 +62,6 @@ class VisibleStream:
         return len(text)
 
     def flush(self) -> None:
-        """Write what is buffered."""
         with _named():
             self.raw.flush()
 

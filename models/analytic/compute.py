@@ -97,7 +97,7 @@ def activation_bytes_per_token(setup: Setup, t: np.ndarray, *, kept: bool = True
 
 
 def sharded_over(setup: Setup, t: np.ndarray) -> np.ndarray | float:
-    """Return the ranks that divide what is between the products of tensor parallelism.
+    """Return the ranks that divide the work between the products of tensor parallelism.
 
     All of them with Megatron's sequence parallelism: 34 h / t of a GPT's block (Korthikanti et al.
     2022, arXiv 2205.05198, equation 4).

@@ -1,4 +1,4 @@
-"""Constants of the analytic models, and what else every term of them reads: job and cluster.
+"""Constants of the analytic models, with the job and cluster that every term reads.
 
 `data/constants/*.toml` has one file of constants per device kind, and `cuda.toml` and `cpu.toml`
 for all others; a file names the one that it modifies (`like`) and gives reasons (`sources`).

@@ -147,7 +147,7 @@ def _read_launches(launches: Sequence[Settings], global_batch: int, compiled: bo
 def read_layout(
     configurations: Sequence[Configuration], global_batch: int, *, compiled: bool = False
 ) -> Layout:
-    """Read configurations into arrays; `compiled` if the program compiles where no knob says so."""
+    """Read configurations into arrays; `compiled` if the program compiles by default."""
     groups = [(each.launch, (each.live,)) for each in configurations]
     return layout_of_groups(groups, global_batch, compiled=compiled)
 

@@ -347,7 +347,7 @@ def _activations(
 def fsdp_units(
     setup: Setup, column: Launches, stages: Stages, parameters: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return FSDP2's parameters of (one block, what stays gathered between the passes).
+    """Return FSDP2's parameters of (one block, those gathered between the passes).
 
     Torch's `fully_shard` makes every block a unit, and a token table and an output projection that
     are not one matrix; what is left is the root's. The last of them stays gathered: the projection

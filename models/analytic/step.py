@@ -145,7 +145,7 @@ def step_parts(setup: Setup, launches: Launches, stages: Stages) -> StepParts:
     offload, behind, host_update, update = _optimizer(setup, launches, stages)
 
     def over_passes(name: str, passes: np.ndarray, fewer: float = 0.0) -> np.ndarray:
-        """Return one figure of a stage's micro-batch over all passes, `fewer` of what is frozen."""
+        """Return a figure of a stage's micro-batch over all passes, `fewer` of the frozen part."""
         # The head is never recomputed. Frames are encoded on the stage that embeds tokens, by
         # blocks that are recomputed as the others.
         here = getattr(block, name)[:, None] * stages.blocks * (passes - fewer)

@@ -1,4 +1,4 @@
-"""The choice: one measured configuration under what the user asked of the training job.
+"""Choice of one measured configuration under the limits and the objective of the training job.
 
 An energy budget asks for the fastest configuration that fits, a deadline for the least energy in
 time; caps on power and on GPUs bound either, and an `objective` says otherwise what is to be least.

@@ -1,4 +1,6 @@
-"""Configurations by name: the knobs that tell one of a list from the others, in any spelling."""
+"""Configurations by name: the knobs that distinguish one of a list from the others, in any
+spelling.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,7 @@ def _is_default(configuration: Configuration, knob: str) -> bool:
 
 
 def same_value(value: Any, typed: Any) -> bool:
-    """Compare a knob's value with what was typed, which is text for a recorded table's own knob."""
+    """Compare a knob's value with typed text, which is text for a recorded table's own knob."""
     if isinstance(typed, str) and not isinstance(value, str):
         parts = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
         return parts == typed

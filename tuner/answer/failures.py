@@ -1,4 +1,4 @@
-"""Predictions with what failures of nodes add to time and energy."""
+"""Predictions with the time and energy that failures of nodes add."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class Cells:
 
 
 def effect_labels(configurations: Sequence[Configuration]) -> dict[str, np.ndarray]:
-    """Return the labels of each effect that can be told apart, (configurations,) each."""
+    """Return the labels of each identifiable effect, (configurations,) each."""
     launches: dict[object, int] = {}
     lives: dict[object, int] = {}
     knobs = np.array([launches.setdefault(c.launch, len(launches)) for c in configurations])

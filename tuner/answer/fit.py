@@ -1,4 +1,4 @@
-"""Does a job fit: predicted memory, its parts, what has room, and the cheapest change that fits.
+"""Memory fit of a job: predicted memory, its parts, headroom, and the cheapest change that fits.
 
 The figures are the analytic models' (`tuner.models.analytic.memory`), and how sure an answer is
 follows from their error before any probe (`tuner.models.memory_margin`). Nothing is measured.
@@ -64,7 +64,7 @@ class Headroom:
 
 @dataclass(frozen=True)
 class Change:
-    """Configuration that fits, compared with the one that was asked about.
+    """Configuration that fits, compared with the requested one.
 
     Attributes:
         time_ratio, energy_ratio: both over those of the configuration that was asked about, as if
@@ -194,7 +194,7 @@ def fit(
     sequence_length: int | None = None,
     global_batch: int | None = None,
 ) -> Fit:
-    """Predict whether a job fits in memory, with what to spare, and what would make it fit.
+    """Predict whether a job fits in memory, the headroom, and the changes that would make it fit.
 
     Args:
         job: a `TrainingJob`, a shipped job's name, or a job file; None is the default job. Also a
@@ -253,7 +253,7 @@ def _clusters(cluster: Cluster, gpus: int | None) -> tuple[Cluster, Cluster]:
 def _job_of(
     named: TrainingJob | str | Path | None, sequence_length: int | None, global_batch: int | None
 ) -> tuple[TrainingJob, tuple[str, ...]]:
-    """Return the job that is named, and what was assumed of it."""
+    """Return the named job and the assumptions about it."""
     if isinstance(named, str | Path) and is_model(str(named)):
         return job_of_model(str(named), sequence_length=sequence_length, global_batch=global_batch)
     job = job_of(named)
@@ -276,7 +276,7 @@ def _capacity(cluster: Cluster, configurations: Sequence[Configuration]) -> np.n
 
 
 class _Request:
-    """Configuration that was asked about, with its prediction."""
+    """Requested configuration with its prediction."""
 
     def __init__(self, job: TrainingJob, cluster: Cluster, configuration: Configuration) -> None:
         self.job, self.cluster, self.configuration = job, cluster, configuration

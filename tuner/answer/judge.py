@@ -247,7 +247,9 @@ class Judge:
         return Gain.normal(mean, error)
 
     def saves_enough(self, point: Point) -> bool:
-        """Return True if a point saves at least `WORTH` of energy or time, of what is asked."""
+        """Return True if a point saves at least `WORTH` of the energy or time that the objective
+        weighs.
+        """
         pair = self.differences(point)
         if pair is None:
             return False
@@ -261,7 +263,7 @@ class Judge:
         return missed and missed * self.chance(point, self.constraints)[1]
 
     def p_better(self, point: Point) -> float:
-        """Return the probability that a point is better than the baseline in what was asked."""
+        """Return the probability that a point is better than the baseline by the objective."""
         if self.baseline is None or point.configuration == self.baseline.configuration:
             return 0.0
         for_limits = self.p_for_limits(point)

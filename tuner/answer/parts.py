@@ -1,4 +1,4 @@
-"""Parts of a result: points, intervals, the choice, its verification, and what the search spent."""
+"""Parts of a result: points, intervals, choice, verification, and the cost of the search."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tuner.workload.records.without_energy import known_figures
 
 
 def as_json(value: Any) -> Any:
-    """Return JSON values of what a result holds: a dataclass by its fields, an enum by its word."""
+    """Return parts of a result as JSON values: a dataclass by its fields, an enum by its word."""
     if hasattr(value, "to_json"):
         return value.to_json()
     if is_dataclass(value) and not isinstance(value, type):
@@ -59,7 +59,7 @@ class ProgressPoint(NamedTuple):
 
 @dataclass(frozen=True)
 class Point:
-    """One configuration with what it costs to train the whole job with it.
+    """One configuration with the cost of training the whole job.
 
     Attributes:
         source: "measured" at this very setting, or "predicted": by the surrogates, or by the
@@ -301,7 +301,7 @@ class AnotherChoice:
 
     @property
     def met(self) -> bool:
-        """True if the point meets what was asked."""
+        """True if the point meets the limits."""
         return self.choice.met
 
     def to_json(self) -> dict[str, Any]:
@@ -415,7 +415,7 @@ class PlanFacts:
     doubts: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """Return the facts as JSON values; a size with its points by what they take."""
+        """Return the facts as JSON values; a size with the figures of its points."""
 
         def figures(point: Point) -> dict[str, Any]:
             names = "configuration", "time_to_solution_s", "energy_to_solution_kJ"

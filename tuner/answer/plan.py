@@ -179,7 +179,7 @@ def plan_table(
     correction: Correction | None = None,
     seed: int = 0,
 ) -> PlanTable:
-    """Predict every configuration of a space, on one cluster or on several sizes of it.
+    """Predict every configuration of a space, on one cluster or on several of its sizes.
 
     Raises:
         InputError: the job's model is unknown, nothing fits, or a size cannot be had.

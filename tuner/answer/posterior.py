@@ -99,7 +99,7 @@ class Posterior:
 
     @classmethod
     def of(cls, windows: Windows, *, recorded: bool = False) -> Posterior:
-        """Return the posterior; `recorded` windows repeat a recorded table that tells no spread."""
+        """Return the posterior; `recorded` windows repeat a recorded table without a spread."""
         configurations = list(windows.rows)
         cells, effects = Cells.of(windows, configurations), effect_labels(configurations)
         from tuner.models.surrogate.surrogates import POWER_NOISE, TIME_NOISE  # SciPy

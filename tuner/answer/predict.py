@@ -1,4 +1,4 @@
-"""Where the time, energy and memory of one configuration are predicted to go."""
+"""Breakdown of the predicted time, energy and memory of one configuration."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Forecast:
-    """A prediction with its breakdown and what is known of its error."""
+    """Prediction with its breakdown and its known error."""
 
     job: TrainingJob
     cluster: Cluster

@@ -1,4 +1,4 @@
-"""Predictions of what a framework's command or file trains: its job and its configuration."""
+"""Predictions for a framework's command or file: its job and its configuration."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class RecipePlan:
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """Notes on what was read and assumed, a sentence each."""
+        """Notes on the values that were read and assumed, a sentence each."""
         recipe = self.recipe
         read = f"read from {recipe.source} ({recipe.framework}): {_stated(recipe)}"
         return (read, *((f"assumed: {'; '.join(self.assumed)}",) if self.assumed else ()))
@@ -137,7 +137,7 @@ def _ranks_of(recipe: Recipe, cluster: Cluster, gpus: int | None) -> tuple[int, 
 
 
 def _over_one(knobs: dict[str, Value]) -> list[str]:
-    """Take away sharding over one rank, which has nothing to shard; return what to say of it."""
+    """Remove sharding over one rank, which has nothing to shard; return a note on it."""
     sharded = knobs.get("zero_stage", 0) or knobs.get("sharding", "deepspeed") != "deepspeed"
     if knobs.get("parameter_offload", "none") != "none" or not sharded:
         return []
@@ -157,7 +157,7 @@ def fit_recipe(
     global_batch: int | None = None,
     model_config: Path | None = None,
 ) -> Fit:
-    """Predict whether what a framework's file or command trains fits (`tuner.fit`).
+    """Predict whether the training of a framework's file or command fits (`tuner.fit`).
 
     Args:
         named: the file, or the words of the command.

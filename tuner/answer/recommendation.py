@@ -124,7 +124,7 @@ def _trade(result: Result, judge: Judge, point: Point) -> Point | None:
 
 
 def too_little_tried(result: Result) -> bool:
-    """Return True if a limit ended the search before it can say anything about its space."""
+    """Return True if a limit ended the search before any conclusion about its space."""
     if result.stop is None or result.stop.kind not in LIMITS:
         return False
     tried = {point.configuration.launch for point in result.points}
@@ -141,7 +141,7 @@ def point_name(result: Result, point: Point) -> str:
 
 
 def choose(result: Result, constraints: Constraints) -> AnotherChoice:
-    """Choose among the measured points; without constraints, what the run recommends."""
+    """Choose among the measured points; without constraints, the run's recommendation."""
     baseline = result.baseline
     if constraints.given and constraints.need_energy and not result.has_energy:
         raise InputError(

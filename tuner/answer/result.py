@@ -114,7 +114,7 @@ class Result:
 
     @property
     def length(self) -> int | None:
-        """Steps of the whole training, or of what was recorded; None if unknown."""
+        """Steps of the whole training, or of the recorded one; None if unknown."""
         return self.steps if self.job is None or self.job.steps else None
 
     @property
@@ -255,7 +255,7 @@ class Result:
 
     @property
     def table(self) -> pandas.DataFrame:
-        """Every point with all that is known of it, fastest first; raises as `front`."""
+        """Every point with all its figures, fastest first; raises as `front`."""
         from tuner.display.export import frame
 
         return frame(self)
@@ -284,7 +284,7 @@ class Result:
         return choose(self, (constraints or Constraints()).limited(**limits))
 
     def parts_W(self, configuration: Configuration) -> Mapping[str, float]:
-        """Return the power of a superchip's parts in the longest window that told it (`explain`).
+        """Return the power of a superchip's parts in the longest window that has it (`explain`).
 
         Empty where no meter did.
         """

@@ -10,7 +10,7 @@ from tuner.search_spaces.errors import InputError
 
 
 def compare_runs(first: Result, second: Result) -> Comparison:
-    """Compare what the second run recommends with what the first one does, by their intervals.
+    """Compare the recommendations of two runs by their intervals.
 
     Raises:
         InputError: one of them measured nothing, or their figures cannot be compared.

@@ -1,4 +1,4 @@
-"""State of a study, computed once for each set of records, and the result that is built of it."""
+"""State of a study, computed once for each set of records, and its result."""
 
 from __future__ import annotations
 

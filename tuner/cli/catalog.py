@@ -1,4 +1,4 @@
-"""`tuner list`: what is built in, by kind and name; and `tuner completion`."""
+"""`tuner list`: built-in jobs, clusters and knobs by name; and `tuner completion`."""
 
 from __future__ import annotations
 

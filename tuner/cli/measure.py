@@ -1,4 +1,4 @@
-"""`tuner run -- COMMAND`: a command as it stands, and a receipt of what it used."""
+"""`tuner run -- COMMAND`: an unchanged command and a receipt of its time and energy."""
 
 from __future__ import annotations
 

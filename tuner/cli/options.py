@@ -293,7 +293,7 @@ def script_of(args: argparse.Namespace) -> Script | None:
 
 
 def require_trust(args: argparse.Namespace, starts: Sequence[FileStart]) -> None:
-    """Print what files start and set; without --trust, continue only after a yes at a terminal.
+    """Print the commands and settings of files; without --trust, require a yes at a terminal.
 
     What can run code needs --trust: a yes is typed too soon.
     """

@@ -222,7 +222,7 @@ def take_latest(args: argparse.Namespace) -> None:
 
 
 def print_latest(args: argparse.Namespace) -> None:
-    """Print the run that is meant, once, before the command starts what may take long."""
+    """Print the selected run, once, before a command that may take long."""
     if args.latest:
         print(f"tuner: {args.latest}", file=sys.stderr)
     args.latest = ""

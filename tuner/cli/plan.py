@@ -1,4 +1,4 @@
-"""`tuner plan` predicts every configuration at once, `tuner fit` one: and what makes it fit."""
+"""`tuner plan` predicts all configurations; `tuner fit` one, and changes that make it fit."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def _plan(args: argparse.Namespace) -> int:
 def _job_of_recipe(
     named: str | list[str], args: argparse.Namespace
 ) -> tuple[TrainingJob, list[str]]:
-    """Return the job of a framework's file or command, and lines on what was read.
+    """Return the job of a framework's file or command, and notes on it.
 
     Its configuration is what is run today, if --today names no other.
     """
@@ -94,7 +94,7 @@ def _numbers(text: str | None) -> list[int]:
 
 
 def _recipe_named(job: str | None, args: argparse.Namespace) -> str | list[str] | None:
-    """Return the framework's file or the command that is asked about; None for a job."""
+    """Return the framework's file or command in the arguments; None for a job."""
     from tuner.workload.scripts.recipes import is_recipe_file
 
     program: list[str] = args.program

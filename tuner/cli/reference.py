@@ -29,7 +29,7 @@ Every command with its options. `tuner COMMAND --help` shows the options that ar
 
 
 def reference_page() -> str:
-    """Return the page as Markdown; what several commands have is explained once, at the end."""
+    """Return the page as Markdown; options that several commands share stand once, at the end."""
     parser = command_parser()
     commands = list(commands_of(parser))
     shared = SharedArguments.of(commands)

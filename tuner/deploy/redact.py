@@ -1,4 +1,4 @@
-"""Removal of names and secrets from what is shared: hosts, users, paths, addresses, tokens.
+"""Removal of names and secrets before sharing: hosts, users, paths, addresses, tokens.
 
 Of commands and variables only what is on a list stays. Other texts are changed by patterns, so a
 redacted file is to be read before it is published: a pattern finds what looks like a path or a

@@ -112,7 +112,7 @@ def _typed_line(
     folder: Path,
     files: dict[str, str],
 ) -> Program:
-    """Return the user's own command, with the hook for what differs from today.
+    """Return the user's own command, with the hook for settings that differ from today's.
 
     The hook finds attach.json beside its own folder: launchers that reach other nodes pass on
     PYTHONPATH, and no variable of ours.

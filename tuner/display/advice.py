@@ -1,4 +1,4 @@
-"""Sentences of a recommendation: what to do, what it brings and how sure it is."""
+"""Sentences of a recommendation: the change, its gain and its certainty."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def _changes(advice: Recommendation, point: Point) -> str:
 def _shown_figures(
     energy_and_time: tuple[Difference, Difference], point: Point
 ) -> list[tuple[Difference, str]]:
-    """Return the differences that a point's meter tells, each with its word."""
+    """Return the differences that a point's meter supports, each with its word."""
     energy, time = energy_and_time
     shown_figures = [(energy, f"energy{label(point.meter.mark)}")] if point.meter.has_energy else []
     return [*shown_figures, (time, "time")]
@@ -171,7 +171,7 @@ def _more_text(advice: Recommendation) -> str:
 
 
 def findings(result: Result) -> list[str]:
-    """Return what was found beside the recommendation: a better candidate, a trade."""
+    """Return alternatives to the recommendation: a better candidate, a trade."""
     advice = result.recommendation
     if advice is None or result.baseline is None:
         return []
@@ -192,7 +192,7 @@ def prediction_lines(result: Result) -> list[str]:
 
 
 def continuation(result: Result) -> str:
-    """Return what continues a search from which more launches would tell, as a phrase, or ""."""
+    """Return a phrase with the command that continues a search worth more launches, or ""."""
     advice = result.recommendation
     if advice is None or result.baseline is None:
         return ""
@@ -206,7 +206,7 @@ def continuation(result: Result) -> str:
 
 
 def details(result: Result) -> tuple[str, ...]:
-    """Return what stands beside the recommendation: a trade, a better candidate, more launches."""
+    """Return additions to the recommendation: a trade, a better candidate, more launches."""
     lines = [*findings(result), *prediction_lines(result)]
     if again := continuation(result):
         advice = result.recommendation

@@ -1,4 +1,4 @@
-"""Columns of every table of points: what is known of a point, its heading, unit and text.
+"""Columns of every table of points: each figure with its heading, unit and text.
 
 A new column is a row here, and its place in the tables that are to show it.
 """

@@ -187,7 +187,7 @@ def fit_lines(fit: Fit, costs: Forecast) -> list[str]:
 
 
 def doubt_lines(doubts: Sequence[str]) -> list[str]:
-    """Return the first lines of an answer: what it rests on that is not known."""
+    """Return the first lines of an answer: its assumptions."""
     return [f"Doubtful: {doubt}." for doubt in doubts]
 
 

@@ -215,7 +215,7 @@ def figures(
 
 
 def plot(result: Result, kind: str = "front") -> go.Figure:
-    """Return one figure of a result by name, as `Result.plot` says."""
+    """Return one figure of a result by name (`Result.plot`)."""
     trace = result.run_dir / "trace" / "probes.jsonl" if result.run_dir else None
     records = read_trace(trace).records if trace is not None and trace.is_file() else ()
     explanation = explained(result) if kind == "knobs" else None

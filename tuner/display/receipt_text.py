@@ -34,7 +34,7 @@ def seconds(time_s: float) -> str:
 
 
 def receipt_lines(receipt: Receipt, file: Path | None = None) -> list[str]:
-    """Return the receipt, a quantity a line, then sentences on what was seen."""
+    """Return the receipt, a quantity a line, then notes on the run."""
     meter = receipt.meter
     scope = _SCOPES[meter.scope]
     rows = [

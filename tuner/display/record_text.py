@@ -10,7 +10,7 @@ from tuner.workload.records.probe import ProbeRecord
 
 
 def record_lines(record: ProbeRecord) -> list[str]:
-    """Return a probe's record for people: what was asked, measured, and what it cost."""
+    """Return a probe's record as text: its request, measurements and cost."""
     estimated = label(record.meter.mark)
     lines = [f"probe {record.request.launch.short}"]
     energy_text = record.meter.has_energy

@@ -231,7 +231,7 @@ def _evidence(chosen: AnotherChoice) -> str:
 
 
 def explanation_lines(explanation: Explanation) -> list[str]:
-    """Return an explanation: where time and energy go, and what each knob bought."""
+    """Return an explanation as text: time and energy by part, and the gain of each knob."""
     point, estimated = explanation.point, label(explanation.mark)
     name = point.configuration.short
     lines = [name, *legend_lines([name]), f"  {point.how_measured}"]

@@ -33,7 +33,7 @@ _DEGREES = ("tensor_parallel", "pipeline_parallel", "expert_parallel")
 
 
 def figure_texts(point: Point, units: Units) -> tuple[str, str, str]:
-    """Return a point's time, energy and power with their units; "" where none is told."""
+    """Return a point's time, energy and power with their units; "" for unknown ones."""
     if not point.meter.has_energy:
         return units.time_text(point.time_to_solution_s), "", ""
     return (
@@ -55,7 +55,7 @@ def failures_of(result: Result) -> list[ProbeRecord]:
 
 @dataclass(frozen=True)
 class View:
-    """A result with what its renderings share."""
+    """Result with the values that its renderings share."""
 
     result: Result
 
@@ -172,7 +172,7 @@ class View:
 
     @property
     def notices(self) -> str:
-        """Notices of what the comparison of the study does not hold for; "" if there are none."""
+        """Notices of the limits of the study's comparison; "" if there are none."""
         return " ".join(filter(None, (self._changed_training, self._parallelism)))
 
     @property

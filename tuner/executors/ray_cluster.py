@@ -305,7 +305,7 @@ class Survey:
         return used + [sentence for node in self.nodes for sentence in node.refused]
 
     def lines(self) -> list[str]:
-        """Return the survey as text: a line for each node, then what is used."""
+        """Return the survey as text: a line for each node, then the nodes in use."""
         lines = []
         for node in self.nodes:
             facts = node.facts

@@ -58,7 +58,7 @@ class Flight:
 
     @property
     def power_W(self) -> float:
-        """Its power in the latest window that was told; 0 before the first."""
+        """Power in the latest reported window; 0 before the first."""
         measured = self.so_far.measurements if self.so_far is not None else ()
         return measured[-1].power_W if measured else 0.0
 

@@ -32,7 +32,7 @@ def address_of(named: str) -> str:
 
 
 def check_address(address: str) -> None:
-    """Raise InputError for what is no address, or where nobody listens."""
+    """Raise InputError for an invalid address, or one without a listener."""
     host, _, port = address.rpartition(":")
     if not host or "/" in host or not 0 < (whole_number(port) or 0) < 65536:
         raise InputError(
@@ -46,7 +46,8 @@ def check_address(address: str) -> None:
 
 
 def require_node_here(address: str) -> None:
-    """Raise InputError unless the head takes this user's token and this machine is a node of it.
+    """Raise InputError unless the head accepts this user's token and this machine is one of its
+    nodes.
 
     A driver of Ray needs a node's processes on its own machine. Without this question Ray would
     wait for them for a minute, and blame the connection.
@@ -157,7 +158,7 @@ class Head:
         return not silent_s
 
     def call(self, work: Callable[[], None]) -> None:
-        """Do what needs the head; InputError if that waits for a head that has been silent.
+        """Run an action that needs the head; InputError if the head stays silent.
 
         What fails because the raylet has ended is an InputError that says so.
 

@@ -1,4 +1,4 @@
-"""Who holds the devices of nodes of a Ray cluster, as far as Ray tells."""
+"""Holders of the devices of nodes of a Ray cluster, by Ray's records."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ _LOSSES = 2
 
 
 class Losses:
-    """Tells why agents died, by what Ray says and by the agents that a launch lost before."""
+    """Causes of dead agents, by Ray's records and by the agents that a launch lost before."""
 
     def __init__(self, ray: Any) -> None:
         self._ray = ray
@@ -38,7 +38,7 @@ class Losses:
         return Failure("crash", f"the node agent died with this launch again: {reason}")
 
     def failure_of_peer(self, flight: Flight, failure: Failure) -> Failure:
-        """Return the failure of a probe on several nodes, of which another than the first told."""
+        """Return the failure of a probe on several nodes, reported by another than the first."""
         return failure if self._is_first(flight) else replace(failure, kind="crash")
 
     def _is_first(self, flight: Flight) -> bool:

@@ -49,7 +49,6 @@ class Slot:
     requested_s: float = 0.0
 
     def note_request(self) -> None:
-        """Note when its agent was asked to enter."""
         self.requested_s = time.monotonic()
 
     def free(self, now_s: float) -> bool:
@@ -113,7 +112,7 @@ class NodePool:
 
     @property
     def unanswered(self) -> list[str]:
-        """Names of the nodes that were asked and have not answered."""
+        """Names of the nodes that have not answered a request to join."""
         return sorted({slot.name for slot in self._entering.values()})
 
     @property
@@ -148,7 +147,7 @@ class NodePool:
         return time.monotonic() - self._refreshed_s > _NODES_S
 
     def warn_of_exposures(self, sentences: Sequence[str]) -> None:
-        """Tell the user, once each, how others can enter a cluster that was not started here."""
+        """Announce, once each, ways for others to enter a cluster that was not started here."""
         if not self._local:
             self._warn(*sentences)
 

@@ -252,8 +252,9 @@ def _restore(subject: Governor | LiveTuning) -> str:
 
 
 def watched(words: Sequence[str], cwd: Path) -> tuple[list[str], dict[str, str]]:
-    """Return the command with the hook in front of its script, and the variables in front of it;
-    InputError if there is no script, or its launcher starts it on other nodes or by itself."""
+    """Return the command with the hook in front of its script, and its leading variables;
+    InputError without a script, or if its launcher starts it on other nodes or by itself.
+    """
     Script(shlex.join(words), cwd=cwd).words  # noqa: B018 - refuses a script that does not exist
     script, launcher = read_command(words, cwd)
     prefix, assigned = [sys.executable], {}

@@ -125,8 +125,9 @@ class OnlineTuner:
         return self._collector.stalled_s
 
     def bar(self, setting: int) -> Decision:
-        """Take a setting that is refused out of the choice, and others of the same untried values;
-        return what to set instead."""
+        """Exclude a refused setting and every setting that shares an untried value with it; return
+        the next decision.
+        """
         seen = {value for each in {0, *self._measured} for value in enumerate(self._declared[each])}
         untried = {*enumerate(self._declared[setting])} - seen
         self._barred |= {i for i in self._settings[1:] if untried & {*enumerate(self._declared[i])}}

@@ -89,7 +89,7 @@ class _Agent:
         self.ready.set()
 
     def close(self, code: int) -> None:
-        """End the agent, and keep what it reports; `code` is 1 if the block failed, else 0."""
+        """End the agent, and keep its report; `code` is 1 if the block failed, else 0."""
         self._closing = True
         with contextlib.suppress(OSError):
             self._link.send(code)

@@ -95,8 +95,9 @@ def _same(one: Settings, other: Settings, first: Settings, top_MHz: float) -> bo
 
 
 def of_study(result: Result, point: str) -> EarlierMeasurements:
-    """Return what a study measured of a point's launch at each of its live settings; InputError if
-    it measured none of them."""
+    """Return a study's measurements of a point's launch at each of its live settings; InputError if
+    there are none.
+    """
     chosen = result.point(point)
     launch, cluster = chosen.configuration.launch, result.cluster
     points = {}
@@ -121,15 +122,17 @@ def of_study(result: Result, point: str) -> EarlierMeasurements:
 
 
 def earlier_of(folder: Path, point: str = "recommended") -> EarlierMeasurements:
-    """Return what a study's folder (of a point), or that of a tuned training, tells; InputError if
-    it holds nothing of use."""
+    """Return the measurements of a study's folder (of a point), or of a tuned training; InputError
+    if it holds nothing of use.
+    """
     run = RunFolder(folder)
     return of_study(result_of(run), point) if run.read_study() is not None else read_earlier(folder)
 
 
 def read_earlier(folder: Path) -> EarlierMeasurements:
-    """Read what a tuned training measured between two changes, where it measured most settings;
-    InputError if that cannot be read."""
+    """Read the measurements of a tuned training between two changes, for the span with the most
+    settings; InputError if that cannot be read.
+    """
     path = folder / FILE
     try:
         text = path.read_text(encoding="utf-8")

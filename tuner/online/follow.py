@@ -98,7 +98,7 @@ class Signal:
             return file.read(MOST).decode(errors="replace")
 
     def read(self) -> None:
-        """Take in what the source tells now."""
+        """Read the source's present target."""
         try:
             watts = watts_of(self._text())
         except Exception as error:  # whatever a server answers, the training goes on
@@ -222,7 +222,7 @@ class LimitTuner(OnlineTuner):
         self.missed = ""
 
     def begin(self, first: Mark, now: Reading, then: Reading, steps: int | None) -> None:
-        """Begin after a step of so many, at `now`, with what the command took since `then`."""
+        """Begin after `steps` steps, at `now`, with the command's consumption since `then`."""
         if steps is None:
             raise LengthUnknown(
                 "a deadline and an energy budget need the number of the training's steps, which "
@@ -297,7 +297,7 @@ def reading(meter: Meter) -> Reading | None:
 def kept_limits(
     limits: Constraints, started: Reading | None, meter: Meter
 ) -> tuple[tuple[str, float, float], ...]:
-    """Return each limit on the whole run, by name, with its value and what the run took."""
+    """Return each limit on the whole run, by name, with its value and the run's total."""
     now = reading(meter)
     if now is None or started is None:
         return ()

@@ -41,7 +41,7 @@ UNREAD = "the clock cannot be read back, so that a setting that is not in force 
 
 @dataclass
 class Training:
-    """A running training: to what it is tuned, and by what it is watched."""
+    """Running training with its tuner and its meter."""
 
     request: TuningRequest  # without what turned out not to be of this training
     meter: Meter
@@ -54,7 +54,7 @@ class Training:
     started: Reading | None = None  # of the meter as the command started
 
     def leave_out(self, earlier: EarlierMeasurements, why: str) -> None:
-        """Go on without earlier measurements, if there is a reason, and say it."""
+        """Continue without earlier measurements if there is a reason, and announce it."""
         if why:
             self.announce(f"{earlier.name} is not used: {why}")
             self.request = replace(self.request, earlier=None)
@@ -282,7 +282,7 @@ class LiveTuning:
             self._refuse(self._in_force, reads)
 
     def restore(self) -> None:
-        """Put back what stood before: by the devices, by commands, and by the program."""
+        """Restore the earlier settings: by the devices, by commands, and by the program."""
         self._in_force, self._unchecked = 0, False
         self._governor.restore()
         if self.settings[0]:

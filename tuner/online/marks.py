@@ -63,8 +63,9 @@ class Marks:
         return marks
 
     def set_live(self, values: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-        """Let every rank set live knobs after the same step, and return what each answers; raise
-        KnobRefused if the ranks do not come to one boundary."""
+        """Set live knobs on every rank after the same step, and return each rank's answer;
+        KnobRefused if the ranks do not reach one boundary.
+        """
         if not self._links:
             return []
         for ahead in AHEAD:

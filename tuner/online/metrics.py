@@ -187,7 +187,7 @@ class Metrics:
             self._marks = [*self._marks[:1], mark]
 
     def poll(self, tuner: OnlineTuner | None = None, clock_MHz: float = math.nan) -> None:
-        """Update what is published, if it is time; without a tuner the training is not tuned."""
+        """Update the published values, if it is time; without a tuner the training is not tuned."""
         now_s = self._clock()
         if self._meter is None or now_s - self._polled_s < EVERY_S:
             return

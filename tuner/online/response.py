@@ -124,7 +124,7 @@ class _Visits:
 
 
 class Response:
-    """Posterior of one quantity, with what was `studied` as an epoch before the first.
+    """Posterior of one quantity, with the `studied` values as an epoch before the first.
 
     `x` is, of each setting, the logarithm of the highest value over its own, `declared` the values
     of the declared knobs: the highest setting, and today's values, come first.

@@ -65,8 +65,9 @@ class WindowCollector:
         self.switch(0, math.inf)
 
     def switch(self, setting: int, longest_s: float, patience: int = NEW_USUAL) -> None:
-        """Begin anew under a setting, whose steps take `longest_s` at most, as is expected; after
-        `patience` longer chunks in a row they are no stall."""
+        """Begin anew under a setting whose steps are expected to take `longest_s` at most; after
+        `patience` longer chunks in a row they are not a stall.
+        """
         self._patience = patience
         self._setting, self._left_s, self._longest_s = setting, self._settle_s, longest_s
         self._usual: deque[float] = deque(maxlen=MEMORY)

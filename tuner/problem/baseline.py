@@ -1,4 +1,4 @@
-"""The baseline: what the user runs today, from their own DeepSpeed JSON and flags.
+"""Baseline: the user's configuration of today, from their own DeepSpeed JSON and flags.
 
 A saving is worth what it is measured against, so the baseline is the user's own configuration where
 they give it, and otherwise a plain one that a careful user would run, never an untuned straw man.

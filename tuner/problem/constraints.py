@@ -1,4 +1,6 @@
-"""Constraints and objective of the training job: energy, time, power, GPUs, what to minimize."""
+"""Constraints and objective of the training job: energy, time, power, GPUs, and the minimized
+quantity.
+"""
 
 from __future__ import annotations
 

@@ -94,7 +94,9 @@ class Question:
 
 
 def question_of(request: JobRequest, *, plan: bool = False) -> Question:
-    """Find what a request names; a `plan` leaves declared knobs alone, which no model knows."""
+    """Find the job, cluster and space of a request; a `plan` ignores declared knobs, which no model
+    knows.
+    """
     job = request.named_job
     cluster = cluster_of(request.cluster)
     if not request.clocks:
@@ -265,7 +267,7 @@ def _runnable(question: Question, plan: bool) -> _CandidateFilter:
 def _leave_out_unusable_here(
     found: _CandidateFilter, question: Question, clocks: bool
 ) -> SearchSpace:
-    """Leave out what this machine cannot build or compile; return the space without it."""
+    """Remove values that this machine cannot build or compile; return the space without them."""
     cluster, space = question.cluster, question.whole
     on_gpus = cluster.device.is_gpu
     if clocks and on_gpus and not cluster.clock_control:
@@ -358,8 +360,9 @@ def _leave_out_unfitting(found: _CandidateFilter, question: Question, plan: bool
 def does_not_fit(
     job: TrainingJob, cluster: Cluster, searched: SearchSpace, count: int, need: float
 ) -> str:
-    """Return a sentence on how much memory the smallest configuration lacks on a GPU, of `need`
-    bytes; `tuner fit` names what would make it fit."""
+    """Return a sentence on the memory that the smallest configuration, of `need` bytes, lacks on a
+    GPU; `tuner fit` names changes that would make it fit.
+    """
     has = float(cluster.device.memory_bytes or 0)
     return (
         f"{job.name} does not fit on {cluster.name}: the smallest of {count:,} configurations of "

@@ -65,7 +65,7 @@ class Problem:
 
     @property
     def length(self) -> int | None:
-        """Steps of the whole training, or of what was recorded; None if unknown."""
+        """Steps of the whole training, or of the recorded one; None if unknown."""
         return self.steps if self.job is None or self.job.steps else None
 
     @property
@@ -85,7 +85,7 @@ class Problem:
 
     @property
     def device_memory_bytes(self) -> float | None:
-        """Memory of a GPU; None without a cluster, and on a CPU, where it is no hard limit."""
+        """Memory of a GPU; None without a cluster, and on a CPU, which has no hard limit."""
         return self.cluster.device.memory_limit_bytes if self.cluster is not None else None
 
     @property

@@ -141,7 +141,7 @@ class SearchSettings:
 
     @property
     def makes_few_probes(self) -> bool:
-        """Whether probes are so few that each is to improve the answer."""
+        """True if probes are so few that each is to improve the answer."""
         return self.max_probes is not None and self.max_probes <= FEW_PROBES
 
     @property

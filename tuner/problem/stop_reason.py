@@ -204,8 +204,9 @@ STOP_KINDS = (*_CAUSES, *_SENTENCES)
 
 
 def stop_sentence(reason: StopReason, *, brief: bool = False) -> str:
-    """Return the reason why a search ended as a sentence, and unless `brief` what the next probe
-    would take and bring; KeyError if it lacks a figure."""
+    """Return the reason why a search ended as a sentence, and unless `brief` the cost and gain of
+    the next probe; KeyError if it lacks a figure.
+    """
     if reason.kind in _SENTENCES:
         return _SENTENCES[reason.kind]
     cause, figures = _CAUSES[reason.kind], reason.figures

@@ -1,4 +1,4 @@
-"""Energy of a measured command over time, and what its devices did meanwhile.
+"""Energy of a measured command over time, and the state of its devices meanwhile.
 
 The meter is read once a second while the command runs. The energy at another moment, such as the
 end of the first step, lies on the line between two readings.
@@ -25,7 +25,7 @@ _KEPT = 600
 
 
 class EnergyCurve:
-    """Energy since the first reading, at the moments for which it is asked."""
+    """Energy since the first reading, at requested times."""
 
     def __init__(self, opened: Reading) -> None:
         self.opened = self.last = opened

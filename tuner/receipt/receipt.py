@@ -1,4 +1,4 @@
-"""The receipt of a measured command: what it used, from its start until now or to its end."""
+"""Receipt of a measured command: its consumption from its start until now or to its end."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class TrainingShare:
     def of(
         cls, training: Training, curve: EnergyCurve, samples_a_step: float | None
     ) -> TrainingShare:
-        """Return the share of a training; `samples_a_step` replaces what was counted."""
+        """Return the share of a training; `samples_a_step` replaces the counted number."""
         lead = training.lead
         counted = training.samples
         if samples_a_step is not None:

@@ -36,7 +36,7 @@ def comment_of(receipt: Receipt) -> str:
 
 
 def write_comment(receipt: Receipt, environ: Mapping[str, str] = os.environ) -> str:
-    """Set the comment of the Slurm job that this process runs in; return what was done."""
+    """Set the comment of this process's Slurm job; return a sentence on the outcome."""
     job = environ.get("SLURM_JOB_ID")
     if not job:
         return "--slurm-comment wrote nothing: this is no Slurm job (SLURM_JOB_ID is not set)."

@@ -1,1 +1,1 @@
-"""One session of a study, and what it records."""
+"""One session of a study, and its records."""

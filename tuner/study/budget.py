@@ -150,7 +150,7 @@ class CostEstimate:
         self._built_s: dict[str, float] = {}  # by host
 
     def learn(self, record: ProbeRecord, planned_kJ: float) -> None:
-        """Compare what a probe used with what the sampler predicted, and add up builds."""
+        """Compare the consumption of a probe with the sampler's prediction, and add up builds."""
         self._built_s[record.host] = self._built_s.get(record.host, 0.0) + record.built_s
         if record.ok and planned_kJ > 0:
             self._ratios.append(record.energy_J / 1000 / planned_kJ)
@@ -165,7 +165,7 @@ class CostEstimate:
 
     @property
     def used_over_planned(self) -> float:
-        """Energy that probes used over what the sampler predicted; the median so far."""
+        """Median ratio of the energy that probes used to the sampler's prediction."""
         return statistics.median(self._ratios) if self._ratios else 1.0
 
     def further_kJ(self, configurations: Sequence[Configuration], planned_kJ: float) -> float:

@@ -214,7 +214,7 @@ def import_runs(
     name: str | None,
     runs_dir: str | Path,
 ) -> tuple[RunFolder, str]:
-    """Make a run folder of past runs; return it and a sentence on what was read as what.
+    """Make a run folder of past runs; return it and a sentence on how columns were read.
 
     Arguments and errors are those of `tuner.api.front_of_csv`.
     """

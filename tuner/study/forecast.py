@@ -1,4 +1,4 @@
-"""Forecast of what a search takes, before its first probe: launches, time and energy.
+"""Forecast of the cost of a search, before its first probe: launches, time and energy.
 
 Time and energy are those of launches like the baseline's, by the analytic models. The number of
 launches is what the limits allow, what the training can repay, and what a search usually makes

@@ -1,4 +1,4 @@
-"""Studies read from their run folders: the specification, and the result made of it.
+"""Studies read from their run folders: specification and result.
 
 People edit files, so what study.toml says is checked here, once.
 """

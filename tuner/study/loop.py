@@ -226,7 +226,7 @@ class SearchLoop:
     # -- probes of a later phase -----------------------------------------------------------------
 
     def affords(self, configuration: Configuration) -> bool:
-        """Return whether the limits allow a further launch of this."""
+        """Return True if the limits allow a further launch."""
         cost_s = self._cost.expected_s(self.records, [configuration])
         return not self._limit(self.expected_kJ([configuration]), expected_s=cost_s)
 

@@ -87,7 +87,7 @@ class StudyRecorder:
                 self.study.add_trial(self._trial(record, configuration))
 
     def catch_up(self, records: Sequence[ProbeRecord], *, shared: bool = False) -> tuple[str, ...]:
-        """Add the trials of the trace that the study lacks; return sentences on what was changed.
+        """Add the trials of the trace that the study lacks; return sentences on the changes.
 
         Args:
             shared: run folders share the storage, and another one may have a study of this name.

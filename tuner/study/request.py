@@ -438,7 +438,7 @@ def _launched_on_cluster(
 
 
 def _nothing_to_try(job: ScriptJob, command: str) -> NothingToTry:
-    """Return the error that says why nothing can be turned on a script, and what to do."""
+    """Return the error that explains why no knob of a script can be set, with the remedy."""
     return NothingToTry(
         f"nothing to try: of the script {job.name!r} nothing can be turned here\n"
         + "".join(f"  {sentence}\n" for sentence in job.why_nothing())

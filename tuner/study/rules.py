@@ -1,4 +1,4 @@
-"""Rules of a search: which baseline is due, what is worth it, what is asked, when to give up."""
+"""Rules of a search: baseline launches that are due, worth of a probe, question, and stopping."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ def with_next_probe(
     expected_kJ: Callable[[Sequence[Configuration], float], float],
     question: Question | None,
 ) -> StopReason:
-    """Return a limit that ends the search with what the next probe would take and bring."""
+    """Return a limit that ends the search, with the cost and gain of the next probe."""
     if limit.kind not in LIMITS or plan is None or not math.isfinite(plan.score):
         return limit  # without a score the gain is not estimated
     figures = {
@@ -196,7 +196,7 @@ def measured_job_kJ(problem: Problem, records: Sequence[ProbeRecord]) -> float |
 
 
 def peak_limit_of(state: StudyState) -> PeakLimit | None:
-    """Return the cap on peak power with what the windows so far tell of peaks; None without one."""
+    """Return the cap on peak power with the peaks of the windows so far; None without one."""
     cap_W = state.spec.constraints.peak_power_W
     if cap_W is None:
         return None

@@ -366,7 +366,7 @@ def _check_meter(executor: Executor, records: list[ProbeRecord], run: RunFolder)
 
 
 def _check_knobs(meter: MeterInfo, problem: Problem) -> None:
-    """Raise InputError if clocks or power limits are searched where nothing tells energy."""
+    """Raise InputError if clocks or power limits are searched without a source of energy."""
     live = {name for c in problem.candidates.configurations for name in c.live}
     clocks = [knob for knob in LIVE if knob in live]
     if clocks and not meter.has_energy:

@@ -52,7 +52,7 @@ class Attachment:
             Link(self._address, None).send(f"imports {os.getpid()} {json.dumps(sys.orig_argv)}")
 
     def connect(self) -> Link:
-        """Return the link of this process as a rank; the first call says which one it is."""
+        """Return the link of this process as a rank; the first call reports its rank."""
         if self._link is None or self._link.owner != os.getpid():  # a fork has its own
             rank, world = place()
             self._link = Link(self._address, rank, world)
@@ -94,7 +94,7 @@ class Attachment:
 
 
 def attach(path: str) -> None:
-    """Watch this process as the file at `path` says, from its import of torch on."""
+    """Watch this process by the file at `path`, from its import of torch on."""
     with open(path, encoding="utf-8") as file:
         spec: Mapping[str, Any] = json.load(file)
     if address := spec.get("address"):

@@ -67,7 +67,7 @@ class DeviceTimes:
         self._device: int | None = None  # the one that holds this rank's tensors, once one does
 
     def add(self, line: str) -> None:
-        """Note that the device reaches now what `line` says; its time is appended."""
+        """Record that the device reaches the point of `line` now; its time is appended."""
         self._waiting.append((line, self._event() or time.monotonic()))
 
     def _event(self) -> Any:
@@ -189,7 +189,7 @@ class Link:
         end_process(0)
 
     def fail(self, error: BaseException, *, effect: bool = False) -> None:
-        """Report an error to the agent, with what it shows (`workload.records.probe.FAILURES`).
+        """Report an error to the agent, with its evidence (`workload.records.probe.FAILURES`).
 
         Args:
             effect: it follows from another process's error.

@@ -1,4 +1,4 @@
-"""Live knobs of the running program: what is set between steps, while every rank waits.
+"""Live knobs of the running program: settings between steps, while every rank waits.
 
 The program registers a function for each knob of its own, and perhaps one that reads it. The agent
 names values at a boundary; each is set and read back before the next step.
@@ -15,7 +15,8 @@ _registered: dict[str, tuple[Callable[[Any], object], Callable[[], Any] | None]]
 def live(
     name: str, set_value: Callable[[Any], object], read: Callable[[], Any] | None = None
 ) -> None:
-    """Register what sets a live knob between optimizer steps, on every rank, and what reads it.
+    """Register the function that sets a live knob between optimizer steps, on every rank, and its
+    reader.
 
     Outside a probe it is called once, here, with the value that the run was started for.
     """

@@ -49,7 +49,7 @@ def _patch_deepspeed(_: str, deepspeed: Any) -> None:
 
 
 def prepare_torch(torch: Any) -> None:
-    """Count the steps, and where it is asked for the batches, of what this process trains."""
+    """Count the steps, and on request the batches, of this process's training."""
     options = state.options
     watching.patch_torch(torch)
     if state.probed or options.get("activation_checkpointing"):

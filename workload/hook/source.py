@@ -53,7 +53,7 @@ def watch_arguments(*, inherited: bool = False) -> None:
 
 
 def arguments() -> dict[str, dict[str, Any]]:
-    """Return the integers that the program is told, by name: `options` that set it, `value`."""
+    """Return the integer arguments of the program by name: `options` that set it, `value`."""
     return {name: option for options in _parsed for name, option in options.items()}
 
 

@@ -99,7 +99,7 @@ class Watch:
         return line.decode()
 
     def close(self) -> None:
-        """Send what is known, and end the connection."""
+        """Send the last values, and end the connection."""
         if self._socket is not None and os.getpid() == self._owner:
             self._send(self._times.lines())
         if self._socket is not None:

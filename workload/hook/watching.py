@@ -98,7 +98,7 @@ def patch_torch(torch: Any) -> None:
 
 
 def watch_ready(parameters: Iterable[Any]) -> None:
-    """Tell the agent when the first parameter's gradient is complete; not in a pipeline.
+    """Report the first parameter's complete gradient to the agent; not in a pipeline.
 
     The backward pass reaches it last, before gradients are averaged over the ranks: the last rank
     to get there is the one for which all others wait.
@@ -146,7 +146,7 @@ def owner() -> str:
 
 
 def stated_length() -> dict[str, Any]:
-    """Return the steps that the calling framework's own object says, and by which; {} if none."""
+    """Return the steps that the calling framework's own object states, and its name; {} if none."""
     frame = inspect.currentframe()
     while frame is not None:
         holder = frame.f_locals.get("self")

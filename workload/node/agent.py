@@ -68,7 +68,7 @@ def run_safely(
 
 @dataclass(frozen=True)
 class NodeStatus:
-    """State of a node when a study first asks to use it; how others can enter, a sentence each."""
+    """State of a node when a study first requests it; ways for others to enter, a sentence each."""
 
     facts: NodeFacts
     refused: tuple[str, ...] = ()
@@ -137,7 +137,7 @@ class Agent:
         return NodeStatus(facts, (), runner.meter)
 
     def prepare(self) -> str:
-        """Import the frameworks; return what this node lacks, or an empty string."""
+        """Import the frameworks; return this node's missing packages, or an empty string."""
         if not self._measures:
             return ""
         try:

@@ -86,7 +86,7 @@ def below(server: int) -> list[Process]:
 
 
 def _is_zombie(pid: int) -> bool:
-    """Return True if a process has ended, and nobody has read its exit code."""
+    """Return True if a process has ended with its exit code unread."""
     state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     return state == "Z"
 

@@ -1,4 +1,4 @@
-"""Facts about this node: what `tuner doctor` shows, and by which a study uses or refuses it.
+"""Facts about this node, for `tuner doctor` and for a study that uses or refuses it.
 
 `look` changes nothing and takes about a second. Versions come from the records of installed
 packages: neither torch nor deepspeed nor ray is imported.
@@ -137,7 +137,7 @@ class NodeFacts:
         return platform.why_few_cores(self.cores, ranks, *each) if self.cores else ""
 
     def lines(self, *, verbose: bool = False) -> list[str]:
-        """Return whether probes can run, machine, energy, clocks, software, and what is missing."""
+        """Return readiness for probes, machine, energy, clocks, software, and missing parts."""
         free = f"{self.free_bytes / 2**30:.0f} GiB free"
         devices = f"{self.cores:g} cores, {free}, no GPU: each core is a device"
         if self.gpus:
@@ -291,7 +291,7 @@ def inspect_node(
     environ: Mapping[str, str] | None = None,
     imports: bool = False,
 ) -> NodeFacts:
-    """Collect this node's facts, with `imports` by importing what is installed, too.
+    """Collect this node's facts, with `imports` by importing the installed packages, too.
 
     Never raises: an error becomes their `trouble`.
     """

@@ -30,7 +30,7 @@ LEAST_CORES, ENOUGH_CORES = 1, 4
 
 
 def busy_ticks(cpus: Iterable[int], stat: str | Path = "/proc/stat") -> dict[int, int]:
-    """Return busy ticks since boot by core; OSError or ValueError if the file is no such table."""
+    """Return busy ticks since boot by core; OSError or ValueError for another file."""
     wanted = frozenset(cpus)
     ticks: dict[int, int] = {}
     # Ten times a second beside the training: a plain read, and no line more than needed.
@@ -101,7 +101,7 @@ def _number(file: Path) -> float | None:
 
 
 def oom_kills() -> int:
-    """Return the number of processes that the kernel has killed for want of memory, as it says."""
+    """Return the kernel's count of processes that it killed for want of memory."""
     try:
         for line in Path("/proc/vmstat").read_text().splitlines():
             if line.startswith("oom_kill "):

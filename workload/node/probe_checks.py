@@ -92,7 +92,7 @@ def measured_levels(
 def keep_so_far(
     node: ProbeNode, request: ProbeRequest, measurements: Sequence[Measurement]
 ) -> None:
-    """Save what a probe has measured, if the node keeps it for a driver that may die."""
+    """Save a probe's measurements so far, if the node keeps them for a driver that may die."""
     if node.keep:
         save_partial(node.run_dir, partial_record(request, measurements, node.meter.info))
 
@@ -105,7 +105,7 @@ def keep_timeline(
     since_s: float,
     phases: Sequence[tuple[float, str]],
 ) -> dict[str, Any]:
-    """Stop a timeline and write its samples; return what the record's environment notes of them."""
+    """Stop a timeline and write its samples; return notes for the record's environment."""
     notes: dict[str, Any] = {}
     samples = timeline.stop()
     try:
@@ -155,7 +155,7 @@ def devices_in_use(nodes: int, each: int, ranks: int) -> list[int]:
 
 
 def peak_bytes(peaks: Sequence[Mapping[str, int]], held_bytes: int | None = None) -> int | None:
-    """Return the memory of the fullest rank, or what is held on the fullest device, if more."""
+    """Return the memory of the fullest rank, or that held on the fullest device, if more."""
     values = [peak.get("device_bytes", peak.get("host_bytes", 0)) for peak in peaks]
     if held_bytes and any("device_bytes" in peak for peak in peaks):
         values.append(held_bytes)

@@ -27,7 +27,7 @@ def rank_group() -> tuple[int, int, Any]:
 
 
 def publish(store: Any, key: str, address: str) -> None:
-    """Tell the other ranks the address of a socket on this node."""
+    """Send the other ranks the address of a socket on this node."""
     store.set(key, f"{_machine()} {address}")
 
 

@@ -136,7 +136,7 @@ class RankGroup:
         )
 
     def send(self, line: str) -> None:
-        """Send a command to all ranks. A rank that is gone is no error here."""
+        """Send a command to all ranks. A rank that is gone does not raise an error here."""
         for link in self._links.values():
             with contextlib.suppress(OSError):  # its exit arrives as an event
                 link.sendall(line.encode() + b"\n")

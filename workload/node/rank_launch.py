@@ -359,7 +359,9 @@ def bounded_logs(folder: Path, environment: MutableMapping[str, Any]) -> Iterato
 def bound_ranks(
     rule: str, server: RankServer, ranks: int, *, platform: Platform, by_command: bool
 ) -> tuple[list[dict[str, Any]], str]:
-    """Return the ranks' binding, and why there is none; InputError if it is asked for in vain."""
+    """Return the ranks' binding, and the reason for none; InputError if a requested one is
+    impossible.
+    """
     try:
         nodes = platform.memory_nodes()
         if rule.startswith("numa:") and nodes is None:

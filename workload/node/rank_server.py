@@ -139,7 +139,7 @@ class RankServer:
 
     @property
     def pid(self) -> int:
-        """The fork server's process, of which all ranks and what they start descend; 0: none."""
+        """The fork server's process, the ancestor of all ranks and their processes; 0: none."""
         return self._process.pid if self._process is not None else 0
 
     @property
@@ -352,7 +352,7 @@ def _session_of(pid: int) -> int:
 
 
 def _kill_session(leader: int) -> None:
-    """SIGKILL what is left of the session of a killed process that has not been reaped.
+    """SIGKILL the remaining session of a killed process that has not been reaped.
 
     Each process is held by a descriptor before it is looked at again, so that its pid cannot pass
     to another in between; before Linux 5.3 there are none, and nothing is signalled.

@@ -132,7 +132,7 @@ class LocalRunner(Runner):
         return self.run(request)
 
     def cancel(self) -> None:
-        """End the running probe, from another thread; its record says "cancelled"."""
+        """End the running probe, from another thread; its record is "cancelled"."""
         self.node.cancelled.set()
 
     def run(self, request: ProbeRequest) -> ProbeRecord:

@@ -184,7 +184,7 @@ class OwnProgram(BuiltInJob):
     folder: Path | None = None
 
     def why_not_here(self) -> str:
-        """Return "": it need not be built of what the built-in program is."""
+        """Return "": it need not be built from the built-in program's layers."""
         return ""
 
     def unsupported_values(self) -> Sequence[tuple[str, str, Callable[[str, Value], bool]]]:

@@ -155,7 +155,7 @@ def compile_model(model: Any, scope: str) -> None:
 
 
 def check_attention(model: Any, length: int) -> None:
-    """Raise NotImplementedError if a window shorter than the sequence hides some of it."""
+    """Raise NotImplementedError if a window shorter than the sequence hides a part."""
     window = getattr(model.config.get_text_config(), "sliding_window", None)
     if window is not None and window < length:
         raise NotImplementedError(f"attention within a window of {window} tokens is not split yet")

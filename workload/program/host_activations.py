@@ -87,7 +87,7 @@ class SavedTensor:
         self.back = tensor, there
 
     def use(self) -> "tuple[torch.Tensor, Any, SavedTensor | None]":
-        """Hand over the tensor on the device, its event, and what was saved just before."""
+        """Return the tensor on the device, its event, and the tensors saved just before."""
         tensor, there = self.back
         before, self.before, self.back, self.used = self.before, None, None, True
         return tensor, there, before

@@ -1,4 +1,4 @@
-"""Compiled code: the folders that keep it, what can be compiled here, and torch's own build."""
+"""Compiled code: its folders, the ops that compile here, and torch's own build."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _release(package: str) -> tuple[int, ...]:
 
 @functools.cache
 def build_kind(cpuinfo: str = "/proc/cpuinfo") -> str:
-    """Return a name of what a compiled op runs on: this kind of processor, and this torch.
+    """Return a name of the platform of a compiled op: this kind of processor, and this torch.
 
     Ops are compiled with -march=native, and nodes may share a home folder.
     """

@@ -16,7 +16,7 @@ from tuner.workload.program.ops import installed_version, release_of
 
 @dataclass(frozen=True)
 class Need:
-    """First release of a package that has what a value of a knob needs.
+    """First release of a package that supports a value of a knob.
 
     Attributes:
         knob: name of a knob; empty for the whole program.

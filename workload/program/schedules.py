@@ -144,7 +144,7 @@ def _groups(degree: int) -> tuple[Any, Any, Any]:
 
 
 class SharedTokenTable(torch.nn.Module):
-    """Token table that both ends of the pipeline hold, as what it is at this end."""
+    """Token table that both ends of the pipeline hold, in its role at this end."""
 
     shared = True
 

@@ -84,7 +84,7 @@ def arguments_of(parser: argparse.ArgumentParser) -> argparse.Namespace:
 
 
 def initialize(job: dict[str, Any], settings: dict[str, Any], arguments: argparse.Namespace) -> Any:
-    """Return the model under DeepSpeed, split by the arguments; import only what they need."""
+    """Return the model under DeepSpeed, split by the arguments; import only their modules."""
     model = planned_model(job, arguments.activation_checkpointing)
     device, dtype = made_as(job, arguments, settings, model)
     if arguments.sharding != "deepspeed":

@@ -1,1 +1,1 @@
-"""Records of probes: what is asked and measured, traces, tables, replay, and limits."""
+"""Records of probes: requests and measurements, traces, tables, replay, and limits."""

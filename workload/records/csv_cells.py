@@ -1,4 +1,4 @@
-"""Values in the cells of CSV files: numbers in either decimal style, units, and what is missing.
+"""Values in the cells of CSV files: numbers in either decimal style, units, and missing ones.
 
 Programs write one value in many ways: `270.11 W` (nvidia-smi), `0,501` (a German or French Excel),
 `0 days 00:21:52.3` (pandas, so Optuna), `2.5min` (MLflow), `1-02:03:04` (Slurm), `[N/A]`, `nan`.

@@ -190,7 +190,7 @@ def _trimmed(row: list[str], width: int) -> list[str]:
 
 
 def read_csv(path: Path) -> CsvFile:
-    """Read a CSV file; InputError with its line if it is no table, or names a column twice."""
+    """Read a CSV file; InputError with its line if it is not a table, or names a column twice."""
     text, first = _text(path), 0
     separators: tuple[str, ...] = _SEPARATORS
     head, _, rest = text.partition("\n")

@@ -32,7 +32,7 @@ ENERGY_SCOPES = ("gpu", "module", "node")
 
 @dataclass(frozen=True)
 class FailureClass:
-    """Meaning of a kind of failure, and what shows it."""
+    """Meaning of a kind of failure, and its evidence."""
 
     phrase: str
     #: What may not be tried again: every launch, as long as none was measured; every launch on more
@@ -77,7 +77,7 @@ def failure_class(kind: str) -> FailureClass:
 
 
 def shown_by(evidence: str) -> str:
-    """Return the kind of failure that is shown by what a rank's hook, or the kernel, reports."""
+    """Return the kind of failure for evidence that a rank's hook, or the kernel, reports."""
     return next((kind for kind, each in FAILURES.items() if each.evidence == evidence != ""), "")
 
 
@@ -139,7 +139,7 @@ class ProbeRequest:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ProbeRequest:
-        """Read what `to_json` wrote; InputError, KeyError, TypeError or ValueError if none."""
+        """Read the output of `to_json`; InputError, KeyError, TypeError, ValueError if invalid."""
         name = data["probe_id"]
         if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}", name):
             # It names files of the run folder, and must not lead out of it.
@@ -250,7 +250,7 @@ class Measurement:
 
     @property
     def as_delivered(self) -> Settings:
-        """The live setting with the clocks that ran; what was not read back stays."""
+        """The live setting with the clocks that ran; those that were not read back stay."""
 
         def ran_at(key: str, value: Any) -> Any:
             ran = self.delivered.get(key, value)
@@ -271,7 +271,7 @@ class Measurement:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Measurement:
-        """Read what `to_json` wrote; InputError or TypeError if it is no measurement."""
+        """Read the output of `to_json`; InputError or TypeError if invalid."""
         return read_fields(
             cls,
             data,
@@ -328,7 +328,7 @@ class Failure:
 
 @dataclass(frozen=True)
 class UnappliedSetting:
-    """A live setting that was visited and is no data point, for the devices ran otherwise.
+    """Live setting that was visited and is not a data point, for the devices ran otherwise.
 
     `unsupported` are its knobs of which the devices take no value at all.
     """
@@ -341,7 +341,7 @@ class UnappliedSetting:
 
 @dataclass(frozen=True)
 class ProbeRecord:
-    """Outcome of one probe. A failed probe keeps what it had measured before it failed.
+    """Outcome of one probe. A failed probe keeps its measurements from before the failure.
 
     The request holds the settings that an extendable one visited besides; each visit has a
     measurement, in their order. The lease is the whole node, so energies hold its waiting devices.
@@ -386,7 +386,7 @@ class ProbeRecord:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ProbeRecord:
-        """Read what `to_json` wrote; InputError if it is no record, or of a newer schema."""
+        """Read the output of `to_json`; InputError if invalid, or of a newer schema."""
         version = data.get("schema")
         if not isinstance(version, int) or version > SCHEMA_VERSION:
             raise InputError(

@@ -42,5 +42,4 @@ class Runner(Protocol):
         return record
 
     def close(self) -> None:
-        """End what the runner holds."""
         return None

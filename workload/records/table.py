@@ -97,7 +97,7 @@ class TableGroup:
 
 @dataclass(frozen=True)
 class RecordedTable:
-    """Table of recorded configurations; `unit_of_work` is what one "step" of it is."""
+    """Table of recorded configurations; `unit_of_work` is the meaning of a "step"."""
 
     name: str
     folder: Path
@@ -114,7 +114,7 @@ class RecordedTable:
     notes: tuple[str, ...] = ()
 
     def group(self, name: str | None = None) -> TableGroup:
-        """Return a group by its name or a unique part of it; UnknownName if not one."""
+        """Return a group by its name or a unique part of its name; UnknownName if not one."""
         if name is None and len(self.groups) == 1:
             return self.groups[0]
         by_name = {group.name: group for group in self.groups}

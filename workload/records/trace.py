@@ -1,4 +1,4 @@
-"""Files of a run's probes: the trace, what is not in it yet, and the timelines of power.
+"""Files of a run's probes: the trace, pending records, and the timelines of power.
 
 The trace, an append-only file of a JSON line for each probe, is the state: resume, replay and
 report all read it. A record is on disk (fsynced) before it is used. A broken line before the last
@@ -41,7 +41,7 @@ MAX_BYTES, MAX_LINE_BYTES = 256 * 2**20, 8 * 2**20
 
 @dataclass(frozen=True)
 class TraceContents:
-    """Probes of a trace, in the order in which they ended, and notes of what was recovered."""
+    """Probes of a trace, in the order in which they ended, and notes on recovery."""
 
     records: tuple[ProbeRecord, ...]
     notes: tuple[str, ...] = ()
@@ -60,7 +60,7 @@ def _torn_tail(data: bytes) -> int | None:
 
 
 def repair_torn_tail(path: Path) -> tuple[str, ...]:
-    """Make a file of JSON lines whole again after a crash; return what was done, as sentences.
+    """Repair a file of JSON lines after a crash; return sentences on the repairs.
 
     A torn last line is moved to `<path>.torn` (appended there, so nothing is lost); one that only
     lacks its newline gets it. A missing file is whole.
@@ -208,7 +208,7 @@ def read_trace(path: str | Path) -> TraceContents:
 
 
 def compact(record: ProbeRecord) -> ProbeRecord:
-    """Drop what only the answer needs of a record in the trace: step times alone take 16 KiB."""
+    """Drop values of a record that only the answer needs: step times alone take 16 KiB."""
     live = {setting: setting for setting in record.request.live}
     return replace(
         record,
@@ -260,7 +260,7 @@ def partial_record(
 
 
 def save_partial(run_dir: str | Path | None, record: ProbeRecord) -> None:
-    """Call `save_pending` if there is a folder, for what is no inspection; never fail."""
+    """Call `save_pending` if there is a folder, unless it is an inspection; never fail."""
     if run_dir is not None and not record.request.inspects:
         with contextlib.suppress(OSError):
             save_pending(run_dir, record)

@@ -1,4 +1,4 @@
-"""Figures of time alone: what is kept and shown where nothing tells energy or power.
+"""Figures of time alone: values to keep and show without a source of energy or power.
 
 A search then counts `STAND_IN_W` at all times, so that least energy is least time. That power is no
 figure: `known_figures` leaves it and whatever rests on it out of everything that is written, and
@@ -24,7 +24,7 @@ def of_energy(name: str) -> bool:
 
 
 def known_figures(data: dict[str, Any], *, energy: bool) -> dict[str, Any]:
-    """Return JSON values in which every figure of energy or power is null, unless they are told."""
+    """Return JSON values, with every figure of energy or power null unless `energy`."""
     return data if energy else dict(_without_energy(data))
 
 

@@ -62,7 +62,7 @@ def imported_frameworks(words: Sequence[str], cwd: str | Path) -> tuple[str, ...
 
 
 def names_a_rank(words: Sequence[str], cwd: str | Path) -> bool:
-    """Return True if a script asks whether it has a rank, and trains in one process without.
+    """Return True if a script checks for a rank, and trains in one process without.
 
     Under DeepSpeed it may need one: without, DeepSpeed looks for MPI's.
     """
@@ -170,7 +170,7 @@ class Script:
 
     @property
     def request_fields(self) -> dict[str, Any]:
-        """The fields of a request that hold what is tuned."""
+        """The fields of a request that hold the tuned training."""
         return {"job": None, "script": self}
 
     def observed(self, observation: Observation) -> Script:
@@ -290,7 +290,7 @@ class Script:
 
     @property
     def observable(self) -> bool:
-        """True if the command can be started as it stands: each placeholder says today's value.
+        """True if the command can be started as it stands: each placeholder has today's value.
 
         A command that names a rank is made for the start of single ranks.
         """

@@ -122,7 +122,7 @@ def require_steps(script: Script, record: ProbeRecord, folder: Path) -> None:
 
 
 def announce_cost(record: ProbeRecord, announce: Announce) -> None:
-    """Say what an inspection took."""
+    """Announce the time and energy of an inspection."""
     how = f" ({record.meter.mark})" if record.meter.mark else ""
     announce(f"that took {record.wall_s:.1f} s and {record.energy_J / 1000:.2g} kJ{how}")
 
@@ -153,7 +153,7 @@ def _last_words(failure: Failure) -> str:
 
 
 def blank_job(script: Script, cluster: Cluster, nodes: int = 1) -> ScriptJob:
-    """Return the job that the command alone describes; what it does not name is unknown.
+    """Return the job that the command alone describes; values that it does not name are unknown.
 
     InputError if the command is wrong, its launcher starts other ranks or nodes, the batches that
     it names do not make the global batch, or a placeholder does not say today's value.

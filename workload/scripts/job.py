@@ -1,4 +1,4 @@
-"""Interface of jobs: what a search, a node and the launch files need of what is trained.
+"""Interface of jobs for a search, a node and the launch files.
 
 `Job` is implemented by the built-in program (`tuner.workload.program.built_in_job`), by a user's
 script (`tuner.workload.scripts.script_job`) and by a recording (`tuner.problem.recording`), which
@@ -100,7 +100,7 @@ class LaunchableJob(ABC):
 
     @property
     def today_name(self) -> str:
-        """Where today's configuration comes from; "" if it is a default."""
+        """Source of today's configuration; "" if it is a default."""
         return ""
 
     @property

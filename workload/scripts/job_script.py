@@ -1,4 +1,4 @@
-"""Job scripts of the shell: what they ask of Slurm, and which of their lines start the ranks."""
+"""Job scripts of the shell: their requests to Slurm, and the lines that start ranks."""
 
 from __future__ import annotations
 

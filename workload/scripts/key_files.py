@@ -133,7 +133,7 @@ def renamed(words: Sequence[str], cwd: Path, file: Path, written: Path) -> list[
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a file; InputError if it cannot be read, or is no configuration's."""
+    """Return the text of a file; InputError if it cannot be read, or is not a configuration's."""
     try:
         if not path.is_file():
             raise InputError(f"{path} is not a file (standard input cannot be read twice)")

@@ -52,7 +52,7 @@ class ObservedLaunch:
 
 
 def observed_job(script: Script) -> ScriptJob:
-    """Return the job of a command that nobody has looked at, started as it stands."""
+    """Return the job of a command that was not inspected, started as it stands."""
     return ScriptJob(
         name=script.name,
         model={},
@@ -75,7 +75,7 @@ def observe_script(
     announce: Announce,
     cluster: Cluster | None = None,
 ) -> ObservedLaunch | None:
-    """Start a command once as it stands, and return what its ranks report.
+    """Start a command once as it stands, and return its ranks' reports.
 
     None for a script without a launcher that needs one: it can be started as a rank. InputError if
     it fails before its first steps, with the last words of its log.

@@ -37,7 +37,7 @@ _PARTS = {"micro_batch", "gradient_accumulation"}
 
 @dataclass(frozen=True)
 class Argument:
-    """Argument of a script that may carry the part of its batch that `name` says.
+    """Argument of a script that may carry the part `name` of its batch.
 
     `options` are the words that set it; `carries` is what else its value holds.
     """
@@ -176,7 +176,7 @@ class _BatchTrial:
         return f"at {micro} x {times} on {_ranks(self.ranks)} the same global batch"
 
     def is_of(self, job: ScriptJob) -> bool:
-        """Return True if it launched what another job would."""
+        """Return True if it launched the same as another job."""
         return (self.job.words, self.job.frame.carries) == (job.words, job.frame.carries)
 
 

@@ -85,7 +85,7 @@ def read_recipe(
     env: Mapping[str, str] | None = None,
     notes: Sequence[str] = (),
 ) -> Recipe:
-    """Read what a command of a framework trains; InputError where it does not say it.
+    """Read the training of a framework's command; InputError where it is incomplete.
 
     Args:
         words: that each rank runs.
@@ -104,7 +104,7 @@ def read_recipe(
 
 
 class _Reader:
-    """One reading, with what is assumed and doubted on the way."""
+    """One reading, with its assumptions and doubts."""
 
     def __init__(
         self, driven: BoundDriver, keys: RecipeKeys, ranks: int, notes: tuple[str, ...]

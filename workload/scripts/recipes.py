@@ -28,7 +28,7 @@ _NEXT = "give the command that trains: tuner fit -- COMMAND"
 
 
 def is_recipe_file(text: str) -> bool:
-    """Return True if a word names YAML, or JSON and TOML that are no model's or job's."""
+    """Return True if a word names YAML, or JSON and TOML other than a model's or job's."""
     path = Path(text)
     if path.suffix not in (".json", ".toml") or not path.is_file():
         return path.suffix in ENDINGS

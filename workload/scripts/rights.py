@@ -1,4 +1,4 @@
-"""With whose rights training runs, and what its ranks and other users may not have."""
+"""Rights of training, of its ranks and of other users."""
 
 from __future__ import annotations
 

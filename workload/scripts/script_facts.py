@@ -1,4 +1,4 @@
-"""Plain facts about a script: its launcher, and what one inspected launch has shown."""
+"""Plain facts about a script: its launcher, and the findings of one inspected launch."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Launcher:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Launcher:
-        """Read what `to_json` wrote; InputError if it is no launcher."""
+        """Read the output of `to_json`; InputError if invalid."""
         try:
             lists = {name: tuple(data.get(name, ())) for name in ("words", "script", "notes")}
             return cls(**{**data, **lists})
@@ -77,7 +77,7 @@ class Launcher:
 
 @dataclass(frozen=True)
 class ScriptFacts:
-    """Facts about a script's training from one inspected launch; what is not known is 0 or "".
+    """Facts about a script's training from one inspected launch; unknown ones are 0 or "".
 
     Attributes:
         kind: "deepspeed", "pipeline" (DeepSpeed's), "torch" (a torch optimizer steps), "program"
@@ -155,7 +155,7 @@ class ScriptFacts:
 
     @classmethod
     def from_json(cls, text: str) -> ScriptFacts:
-        """Read what `to_json` wrote; TypeError or ValueError if it is no such text."""
+        """Read the output of `to_json`; TypeError or ValueError if invalid."""
         data = json.loads(text)
         listed = {
             name: tuple(data.get(name, ())) for name in ("reads", "turns", "given", "imports")

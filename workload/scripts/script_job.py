@@ -151,7 +151,7 @@ class ScriptJob(ScriptTraining, LaunchableJob):
 
     @property
     def needs_hook(self) -> bool:
-        """True if the script needs the hook outside a probe too, to read or be set what it asks."""
+        """True if the script needs the hook outside a probe too, to read or set its values."""
         given = self.config_word is not None or "deepspeed_config" in self.placeholders
         switched = self.offers[MODEL_SWITCH.knob].route == MODEL_SWITCH
         return bool(
@@ -178,7 +178,7 @@ class ScriptJob(ScriptTraining, LaunchableJob):
 
     @property
     def splits_model(self) -> bool:
-        """False: inspection shows what of its model the script can divide."""
+        """False: inspection shows the parts of its model that the script can divide."""
         return False
 
     @property
@@ -274,7 +274,7 @@ class ScriptJob(ScriptTraining, LaunchableJob):
 
     @property
     def today_name(self) -> str:
-        """Where today's configuration comes from."""
+        """Source of today's configuration."""
         return "the script as it is started today"
 
     def today_facts(self, today: Configuration | None = None) -> TodayFacts:

@@ -1,4 +1,4 @@
-"""Training by a user's script: its command, its launcher and what an inspection has shown."""
+"""Training by a user's script: its command, its launcher and the findings of an inspection."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class ScriptTraining(TrainingJob):
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Read what `to_json` wrote; InputError if it is no such job."""
+        """Read the output of `to_json`; InputError if invalid."""
         try:
             frame = ScriptFacts.from_json(data["frame"])
             listed = {name: tuple(data.get(name, ())) for name in ("words", "assumed")}
@@ -149,5 +149,5 @@ class ScriptTraining(TrainingJob):
 
     @property
     def on_deepspeed(self) -> bool:
-        """False if the script has another framework, whose driver says what it refuses."""
+        """False if the script has another framework, whose driver names the refused knobs."""
         return self.driver is None or self.frame.on_deepspeed

@@ -1,4 +1,4 @@
-"""Facts of what a script trains today, and where each comes from."""
+"""Facts of a script's training today, each with its source."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def _setting(owner: str, place: str, key: str, values: Sequence[Any]) -> FileSta
 
 
 def of_knobs(knobs: Sequence[Knob]) -> Iterator[FileStart]:
-    """Yield what declared knobs set: variables, keys, and placeholders or values of the hook."""
+    """Yield the effects of declared knobs: variables, keys, placeholders, values of the hook."""
     for knob in knobs:
         yield _of_knob(knob, [level for level in knob.levels if level is not None])
 
@@ -88,7 +88,7 @@ def _of_knob(knob: Knob, values: Sequence[Value]) -> FileStart:
 
 
 def of_driver(driver: Driver) -> Iterator[FileStart]:
-    """Yield what a driver that is not joulefront's own writes, imports and sets."""
+    """Yield the writes, imports and settings of a user's own driver."""
     if any(driver.table == own.table for own in shipped_drivers()):
         return
     owner = shown_word(driver.name)
@@ -126,7 +126,9 @@ def of_files(knobs: Sequence[str], framework: Path | None, job: str | None) -> l
 
 
 def of_run(job: LaunchableJob, configuration: Configuration) -> Iterator[FileStart]:
-    """Yield what training under a configuration of a run starts, and what its knobs set."""
+    """Yield the commands that training under a configuration of a run starts, and its knobs'
+    effects.
+    """
     if (command := job.user_command) is not None:
         words = " ".join(map(shown_word, command.words))
         yield FileStart(f"in {shown_word(command.cwd)}: {words}", True)

@@ -34,7 +34,7 @@ _NARROW = 36
 
 
 def front_figure(result: Result) -> go.Figure | None:
-    """Return energy against time: today, what is recommended, the front and the limits.
+    """Return energy against time: today, the recommendation, the front and the limits.
 
     Dominated and predicted points and the band in which the true front lies are in the legend
     alone until they are asked for. None where nothing was measured.

@@ -27,7 +27,7 @@ _MOST_POINTS = 500
 
 @dataclass(frozen=True)
 class Line:
-    """Line of a tile: a text, the class of its element ("" for none), and what follows it."""
+    """Line of a tile: a text, the class of its element ("" for none), and the text after it."""
 
     text: str
     kind: str = ""
@@ -45,7 +45,7 @@ class Tile:
 
 
 def top_values(view: View, figures: Mapping[str, go.Figure]) -> dict[str, Any]:
-    """Return the values of the first screen: what to do, the front, and the main figures."""
+    """Return the values of the first screen: recommendation, front, and main figures."""
     result, advice = view.result, view.advice
     values: dict[str, Any] = {"facts": _facts(view), "name_of": _name_of}
     if advice is None:

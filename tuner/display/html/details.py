@@ -1,5 +1,6 @@
-"""Values of the report's lower parts, for engineers: where time and energy go, a probe's power,
-what the search spent, and what was asked of what."""
+"""Values of the report's lower parts: time and energy by part, a probe's power, the cost of the
+search, and the request.
+"""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ class UnsupportedKnob(InputError):
 
 @dataclass(frozen=True)
 class AppliedSettings:
-    """Settings as set, snapped to what the devices support, and notes, a phrase each."""
+    """Settings as set, at the nearest supported values, and notes, a phrase each."""
 
     settings: Settings
     notes: tuple[str, ...] = ()
@@ -55,7 +55,8 @@ class Governor(Protocol):
     limit_range_W: tuple[float, float]
 
     def apply(self, live: Settings, *, ranks: int | None = None) -> AppliedSettings:
-        """Make `live` the whole live setting: a knob it does not name goes back to what it was.
+        """Make `live` the whole live setting: a knob that it does not name returns to its original
+        value.
 
         A value is one for all devices, or a tuple with one a pipeline stage, which share the
         devices of `ranks` (None: all).
@@ -75,7 +76,9 @@ class Governor(Protocol):
         ...
 
     def restore(self) -> None:
-        """Put back what stood before the first `apply`; GovernorError says what could not be."""
+        """Restore the settings from before the first `apply`; GovernorError names those that
+        failed.
+        """
         ...
 
     def close(self) -> None:
@@ -84,7 +87,9 @@ class Governor(Protocol):
 
 
 def require_settable(governor: Governor, live: Settings) -> None:
-    """Raise UnknownName for what is no live knob, InputError if a governor may not set one."""
+    """Raise UnknownName for a name that is not a live knob, InputError if a governor may not set
+    one.
+    """
     for name in live:
         if name not in LIVE:
             raise UnknownName("live knob", name, LIVE)

@@ -77,7 +77,7 @@ class NvmlProxy:
 
 
 def connected(path: str, timeout_s: float) -> socket.socket:
-    """Connect to a Unix socket of root or this user; OSError if nobody or another listens."""
+    """Connect to a Unix socket of root or this user; OSError without such a listener."""
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         connection.settimeout(timeout_s)
@@ -289,7 +289,7 @@ class RootGuardNvml(NvmlProxy):
             raise nvml.NVMLError(reply.get("nvml", nvml.NVML_ERROR_UNKNOWN))
 
     def nvmlShutdown(self) -> None:
-        """End the guard, which restores what still differs, and NVML."""
+        """End the guard, which restores the remaining changes, and NVML."""
         if self._socket is not None:
             with contextlib.suppress(OSError):
                 self.query(verb="restore")

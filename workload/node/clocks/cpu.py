@@ -64,7 +64,7 @@ class _Policy:
 
     @property
     def offered_MHz(self) -> tuple[int, ...]:
-        """Clocks that may be asked for, ascending."""
+        """Selectable clocks, ascending."""
         listed = _text(self.folder / "scaling_available_frequencies").split()
         if listed:
             return tuple(sorted({int(word) // 1000 for word in listed}))

@@ -1,4 +1,4 @@
-"""Governor of GPUs: sets clocks and power limits, reads back what was delivered, restores.
+"""Governor of GPUs: sets clocks and power limits, reads back the delivered ones, restores.
 
 Permission is found out before the first probe without a write to the GPU
 (`tuner.workload.node.clocks.clock_backends`). A request is snapped to the nearest supported value;

@@ -123,7 +123,7 @@ class Devices:
         self.earlier: dict[int, dict[str, list[Sequence[int]]]] = {}
 
     def _hold(self, uuid: str) -> tuple[int, Any]:
-        """Lock a GPU, take over what a killed guard left, and return its number and handle."""
+        """Lock a GPU, take over from a killed guard, and return its number and handle."""
         handle = self._nvml.handle(uuid)
         (minor,) = self._nvml.numbers("MinorNumber", handle)
         if minor not in self._held:
@@ -138,7 +138,7 @@ class Devices:
         return minor, handle
 
     def _note(self, minor: int) -> None:
-        """Write what stood where no user can write."""
+        """Write the original settings to a file of root."""
         path = NOTE.format(minor)
         os.makedirs(os.path.dirname(path), exist_ok=True)
         with open(f"{path}.new", "w", encoding="utf-8") as file:
@@ -146,7 +146,7 @@ class Devices:
         os.replace(f"{path}.new", path)
 
     def set(self, uuid: str, setting: str, values: Sequence[int]) -> None:
-        """Set one thing of one GPU, MHz or milliwatts, after noting what stood; or NvmlError."""
+        """Set a value of a GPU, MHz or milliwatts, after noting the original; or NvmlError."""
         if setting not in NAMES:
             raise NvmlError(f"{setting!r} is nothing that is set here")
         minor, handle = self._hold(uuid)
@@ -200,7 +200,7 @@ class Devices:
 
 
 def serve(users: Sequence[str]) -> int | str:
-    """Set clocks for the process at the other end of stdin; return what could not be restored."""
+    """Set clocks for the process at the other end of stdin; return the settings not restored."""
     try:
         asker = socket.socket(fileno=0)
         credentials = asker.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))

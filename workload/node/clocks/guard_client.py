@@ -1,4 +1,4 @@
-"""The agent's own guard: a process with the agent's rights that restores what was changed.
+"""The agent's own guard: a process with the agent's rights that restores changed settings.
 
 The agent sends it the earlier settings over a pipe before the first change, and ends it with
 "done". If the pipe closes without "done", or the agent ends, even by SIGKILL, the guard restores

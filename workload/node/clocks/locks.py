@@ -38,7 +38,7 @@ def configured() -> dict[str, Any]:
 
 
 def configured_file() -> Path:
-    """Return the file with what an administrator wants the guard of root to restore."""
+    """Return the file with an administrator's settings that the guard of root is to restore."""
     twin = f"{os.environ['JOULEFRONT_TWIN']}.configured.json" if on_twin() else ""
     return Path(twin or guard.CONFIGURED)
 

@@ -1,1 +1,1 @@
-"""Windows and what they measure: step times, power, phases and their statistics."""
+"""Windows and their measurements: step times, power, phases and their statistics."""

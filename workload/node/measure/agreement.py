@@ -49,7 +49,7 @@ class Levels:
 
 @dataclass(frozen=True)
 class AgreedWindow:
-    """The window to use, and what a reader must know of it.
+    """The window to use, and notes on it.
 
     `compared` is False if the samples are no check of the window's energy.
     """
@@ -72,7 +72,9 @@ def sampling_error(window: Window) -> float:
 
 
 def difference(window: Window) -> float:
-    """Return how far sampled power is from the counter, relatively; 0 within what samples show."""
+    """Return the relative difference of sampled power from the counter; 0 within the samples'
+    error.
+    """
     if not window.energy_J > 0 or math.isnan(window.sampled_energy_J):
         return 0.0
     found = window.sampled_energy_J / window.energy_J - 1

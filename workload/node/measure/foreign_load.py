@@ -1,4 +1,4 @@
-"""Windows while others used the devices: what they state is much less certain.
+"""Windows while others used the devices, whose figures are much less certain.
 
 Processes that take a share s of the cores can make steps take up to 1 / (1 - s) times as long, by
 how much nobody knows: two windows that were disturbed differently say little of their difference.
@@ -33,7 +33,7 @@ class ForeignLoad:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Phrases on what others used; empty if too little to matter."""
+        """Phrases on the use of the devices by others; empty if too little to matter."""
         cores = f"other processes used {self.share:.0%} of the cores meanwhile"
         return (*([cores] if self.share > CONTENTION_SHARE else []), *filter(None, [self.device]))
 

@@ -270,7 +270,7 @@ def drift_of(measurements: Sequence[Measurement], *, of_power: bool = True) -> D
 def of_used_devices(
     samples: Sequence[PowerSample], devices: Collection[int] | None
 ) -> Sequence[PowerSample]:
-    """Return the samples with what only these devices told, as means over them.
+    """Return the samples with the values of only these devices, as means over them.
 
     Clocks, temperatures and throttling of idle ones in the lease say nothing of the job, but their
     power stays in the sample. Samples that do not tell devices apart stay as they are.

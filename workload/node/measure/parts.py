@@ -53,7 +53,7 @@ def part_rows(parts_W: Mapping[str, float]) -> list[list[str]]:
 
 
 def named_parts(parts_W: Mapping[str, float]) -> list[str]:
-    """Return the parts of which some power is told, in the order in which they are shown."""
+    """Return the parts with a known power, in the order in which they are shown."""
     names = {name.rpartition(OF)[2] for name in parts_W}
     return [part for part in PARTS if part in names]
 

@@ -77,7 +77,7 @@ class RankState:
 def device_state(
     rank: int, device: int, seen: Sequence[Mapping[int, Mapping[str, float]]], node: str = ""
 ) -> RankState:
-    """Return the state of a rank by what its device told: `device_states` of some samples."""
+    """Return the state of a rank by samples of its device's states (`device_states`)."""
     states_of_device = [states[device] for states in seen if device in states]
 
     def usual(name: str) -> float | None:
@@ -137,7 +137,7 @@ class Arrivals:
         self.close(step - LAG)
 
     def close(self, step: int) -> None:
-        """Take in the steps up to `step`; those of which a rank told nothing are left out."""
+        """Add the steps up to `step`, without those that a rank did not report."""
         for each in sorted(number for number in self._open if number <= step):
             self._take(each, self._open.pop(each))
 
@@ -333,7 +333,7 @@ class HostWatch:
         return _Times(time.monotonic(), busy_s, waiting_s, held_s, int(fields[16]))
 
     def state(self, state: RankState) -> RankState:
-        """Return a rank's state with what its process tells."""
+        """Return a rank's state with figures of its process."""
         read = self._read.get(state.rank)
         if not read or read[-1].at_s <= read[0].at_s:
             return state

@@ -325,7 +325,7 @@ class Conductor:
             return event
 
     def _noted(self, event: Event) -> bool:
-        """Take in what a rank tells besides its steps; return True if the event is such."""
+        """Record an event other than a step; return False if it is a step."""
         if event.kind == "phase":
             if event.rank == 0:
                 self.phases.append((event.time_s, str(event.detail["name"])))

@@ -38,7 +38,7 @@ TRIAL_S, TRIAL_POLL_S, TRIAL_ERROR = 0.5, 0.02, 0.25
 
 
 def as_number(value: Any) -> float | None:
-    """Return an answer of amdsmi, which is "N/A" for what a GPU does not tell."""
+    """Return a value of amdsmi; None for "N/A"."""
     return None if value == "N/A" or value is None else float(value)
 
 
@@ -51,7 +51,7 @@ class AmdGpu:
     smi: Any
 
     def get(self, query_name: str, *arguments: Any) -> Any:
-        """Return amdsmi's answer to `amdsmi_get_`what; MeterError if there is none."""
+        """Return a figure of amdsmi; MeterError if there is none."""
         try:
             return getattr(self.smi, f"amdsmi_get_{query_name}")(self.handle, *arguments)
         except self.smi.AmdSmiException as error:
@@ -82,7 +82,7 @@ class AmdGpu:
         return int(self.get("gpu_vram_usage")["vram_total"]) * 2**20
 
     def power_W(self) -> float:
-        """Return the socket's power: current where it is told (MI300), else average (MI200)."""
+        """Return the socket's power: current where available (MI300), else average (MI200)."""
         reply = self.get("power_info")
         for key in ("current_socket_power", "average_socket_power", "socket_power"):
             if power_W := as_number(reply.get(key)):
@@ -95,7 +95,7 @@ class AmdGpu:
         return float(reply["energy_accumulator"]) * float(reply["counter_resolution"]) / 1e6
 
     def state(self) -> dict[str, float]:
-        """Return clocks, temperature, utilisation and throttling, as far as they are told."""
+        """Return the available ones of clocks, temperature, utilisation and throttling."""
         smi = self.smi
         hit = self.query({}, "violation_status")
         found = {

@@ -80,7 +80,7 @@ class Gpu:
 
     @property
     def memory_bytes(self) -> int | None:
-        """All of the memory; None if the GPU has none of its own to tell (GB10)."""
+        """All of the memory; None if the GPU has none of its own (GB10)."""
         try:
             return int(self.get("MemoryInfo").total) or None
         except self.nvml.NVMLError_NotSupported:
@@ -406,7 +406,7 @@ def cuda_numbering(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def clock_state(gpu: Gpu) -> dict[str, float]:
-    """Return the GPU's present clocks, temperature, utilisation and throttling, as far as it tells.
+    """Return the available ones of the GPU's clocks, temperature, utilisation and throttling.
 
     "clock_MHz", "memory_clock_MHz", "temperature_C", "utilisation" (0 to 1); "throttle_power",
     "throttle_thermal" and "throttle_hw" are 1 where the power limit, the temperature or the board

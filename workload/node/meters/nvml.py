@@ -106,7 +106,7 @@ def _module_W(gpu: Gpu) -> float:
 
 
 class NvmlMeter:
-    """Energy and power of the visible GPUs, scope "gpu", or "module" if NVML tells no other.
+    """Energy and power of the visible GPUs, scope "gpu", or "module" if NVML has no other.
 
     MeterError if NVML does not start, no GPU is visible, or one tells neither energy nor power;
     InputError if CUDA_VISIBLE_DEVICES misnames one.

@@ -1,4 +1,4 @@
-"""Record what NVML answers on a node, so that a report of a fault can be replayed elsewhere.
+"""Recording of NVML's answers on a node, so that a report of a fault can be replayed elsewhere.
 
 The file holds each query's answer or error code, and for a while the readings of every GPU with
 their times. It names neither the host nor a process, and GPUs by their numbers unless asked for
@@ -208,7 +208,7 @@ def record_nvml(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> NvmlRecording:
-    """Record what NVML answers here; MeterError if it does not start, InputError without a GPU."""
+    """Record NVML's answers here; MeterError if it does not start, InputError without a GPU."""
     if not (math.isfinite(seconds) and seconds > 0):
         raise InputError(f"a recording of {seconds:g} s is not possible; give a positive length")
     nvml = open_nvml()

@@ -50,7 +50,7 @@ class Integral:
         self._last = (now_s, power_W())
 
     def energy_J(self, now_s: float) -> float:
-        """Add what was drawn since the last sample; LostJoules if that is over `SILENT_S` ago."""
+        """Add the energy since the last sample; LostJoules if that is over `SILENT_S` ago."""
         last_s, last_W = self._last
         power_W = self._power_W()
         if now_s - last_s > SILENT_S:

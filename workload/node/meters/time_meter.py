@@ -1,4 +1,4 @@
-"""Time alone: what stands for a meter where devices tell neither energy nor power.
+"""Time alone: the substitute for a meter where devices report neither energy nor power.
 
 Slices of a GPU (MIG, vGPU) share its meter with others, and a study that minimizes time needs none.
 """
@@ -23,7 +23,7 @@ REMEDY = "tuner optimize --minimize time, with no limit on energy or power, tune
 
 
 class NoEnergy(MeterError):
-    """The devices tell neither energy nor power, and nobody could permit it."""
+    """Reason of devices that report neither energy nor power, whatever the permissions."""
 
 
 class TimeMeter(CounterMeter):
@@ -58,5 +58,5 @@ def time_alone(permitted: bool) -> Iterator[None]:
 
 
 def permits_time_alone(environ: Mapping[str, str]) -> bool:
-    """Return True if the study at hand asks for time only."""
+    """Return True if the current study is of time only."""
     return bool(environ.get(TIME_ALONE))

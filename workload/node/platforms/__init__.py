@@ -1,4 +1,4 @@
-"""Platforms: what each kind of device provides on a node.
+"""Platforms: functions of each kind of device on a node.
 
 Whatever depends on the kind of the devices asks the platform of the cluster: NVIDIA's GPUs
 (`nvidia`), AMD's (`amd`), or the processor's cores (`cores`). A further vendor is one more module

@@ -1,4 +1,4 @@
-"""The interface of platforms. By default a platform needs nothing and has nothing to tell."""
+"""The interface of platforms. By default a platform needs nothing and reports nothing."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Counters = Mapping[str, Mapping[str, int]]
 
 @dataclass(frozen=True)
 class GpuFacts:
-    """One visible GPU; `memory_bytes` is None if it tells none of its own."""
+    """One visible GPU; `memory_bytes` is None if it has none of its own."""
 
     index: int
     uuid: str
@@ -37,7 +37,7 @@ class GpuFacts:
 
 @dataclass(frozen=True)
 class DeviceFacts:
-    """The devices of a platform on this node; broken if there are, and they cannot be asked."""
+    """The devices of a platform on this node; broken if they exist and cannot be queried."""
 
     devices: tuple[GpuFacts, ...] = ()
     driver: str = ""

@@ -1,4 +1,4 @@
-"""NVIDIA's GPUs, asked through NVML.
+"""NVIDIA's GPUs, through NVML.
 
 NVML also lists the processes on a GPU; in a container they may have other numbers there than here,
 or be missing.

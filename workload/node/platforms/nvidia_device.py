@@ -1,4 +1,4 @@
-"""The cluster that a machine's NVIDIA GPUs are, from what NVML tells of them and device files.
+"""The cluster of a machine's NVIDIA GPUs, by NVML and device files.
 
 What NVML does not tell is taken from the shipped device of the same product, else assumed, and the
 device's sources say so: laptops' GPUs tell no power limit, and a GPU that computes in the host's
@@ -101,7 +101,7 @@ def _watts(gpu: Gpu, quantity: str) -> float | None:
 
 
 def _limits_W(gpu: Gpu) -> tuple[float | None, float | None]:
-    """Return the default power limit and the lowest that may be set; None where NVML tells none."""
+    """Return the default power limit and the lowest allowed one; None where NVML has none."""
     low_mW, high_mW = gpu.query((0, 0), "PowerManagementLimitConstraints")
     default_W = (
         _watts(gpu, "PowerManagementDefaultLimit")

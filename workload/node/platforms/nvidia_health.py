@@ -1,4 +1,4 @@
-"""Health of NVIDIA GPUs, and figures that NVML does not tell, as `tuner doctor` shows them.
+"""Health of NVIDIA GPUs, and figures that NVML lacks, as `tuner doctor` shows them.
 
 From the first uncorrectable memory error on, a GPU fails every program until it is reset, and NVML
 counts such errors.
@@ -37,7 +37,7 @@ def unusable(gpu: Gpu) -> str:
 
 
 def notes(gpu: Gpu) -> Iterator[str]:
-    """Yield what a user should know of a usable GPU, a sentence each."""
+    """Yield warnings about a usable GPU, a sentence each."""
     rows = gpu.query(None, "RemappedRows")
     if rows and rows[2]:
         yield (
@@ -58,7 +58,7 @@ def notes(gpu: Gpu) -> Iterator[str]:
 
 
 def fault_counters(gpu: Gpu) -> dict[str, int]:
-    """Return the counts of damage of a GPU, by name; those that NVML does not tell are left out."""
+    """Return the counts of damage of a GPU, by name, as far as NVML has them."""
     kind = "NVML_MEMORY_ERROR_TYPE_UNCORRECTED"
     errors = gpu.query(None, "TotalEccErrors", kind, "NVML_VOLATILE_ECC")  # none without ECC
     cause = "NVML_PAGE_RETIREMENT_CAUSE_DOUBLE_BIT_ECC_ERROR"

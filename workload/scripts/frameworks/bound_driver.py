@@ -53,7 +53,7 @@ class Bound:
 
     @classmethod
     def from_json(cls, text: str) -> Bound:
-        """Read what `to_json` wrote; InputError if it is no such text."""
+        """Read the output of `to_json`; InputError if invalid."""
         try:
             data = json.loads(text)
             driver = read_driver(data["driver"], "the study's framework")
@@ -180,7 +180,7 @@ class BoundDriver:
 
     @cached_property
     def accumulates(self) -> bool:
-        """True if the framework is told the global batch or the accumulation."""
+        """True if the framework takes the global batch or the accumulation."""
         routes = self.bound.driver.knobs
         named = [name for name in _FOLLOW if name in routes and name not in self.taken]
         return any(not {*routes[name].keys} & {*self.bound.gone} for name in named)

@@ -1,4 +1,4 @@
-"""Driver of a framework: one TOML file that says where it takes the knobs.
+"""Driver of a framework: one TOML file with the places of its knobs.
 
 `docs/adding-a-framework.md` explains each key. A driver is data: its conditions are those of
 `tuner.search_spaces.conditions`, and a key or a table that is not listed here is refused. What it

@@ -1,4 +1,4 @@
-"""Parts of a driver: how a framework is recognised, spells its keys, and what each key is for."""
+"""Parts of a driver: signs of a framework, spelling of its keys, and the purpose of each key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Keys by which a framework's files say what is trained: the table [recipe] of a driver.
+"""Keys of a framework's files that describe the training: the table [recipe] of a driver.
 
 The knobs of a driver are read as ever; this table has what no knob states: the model, precision,
 adapters, quantization, the optimizer, and keys whose memory is named because no formula counts it.

@@ -1,4 +1,4 @@
-"""Launchers of pasted commands: what each would start."""
+"""Launchers of pasted commands and the processes of each."""
 
 from tuner.workload.scripts.launchers.kinds import KINDS, UNREAD, kind_of, read_command
 from tuner.workload.scripts.launchers.slurm import is_srun, with_tasks

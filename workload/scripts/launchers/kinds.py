@@ -168,7 +168,7 @@ class _LlamaFactory(_Starter):
         return [*start, "-m", "llamafactory.launcher", *given]
 
     def read(self, typed: LauncherCommand) -> Read:
-        """Return the same with what it sets for torch's DDP."""
+        """Return the same with its settings of torch's DDP."""
         script, launcher = super().read(typed)
         if typed.environment.get("OPTIM_TORCH", "1").lower() in ("true", "y", "1"):
             allocator = "expandable_segments:True"
@@ -221,7 +221,7 @@ def assignments(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
 
 
 def without_python(words: Sequence[str]) -> tuple[str, ...]:
-    """Return a command without Python in front of it."""
+    """Return a command without its leading Python."""
     rest = list(words)
     while rest and PYTHON.fullmatch(Path(rest[0]).name):
         rest = rest[1:]

@@ -144,12 +144,12 @@ def revealed(text: str, values: Mapping[str, str]) -> str:
 
 
 def shell_words(words: Sequence[str]) -> str:
-    """Return a command for the shell, in which variables stand for what is not kept."""
+    """Return a command for the shell, with variables in place of secrets."""
     return " ".join(map(_quoted, words))
 
 
 def shell_line(line: str) -> str:
-    """Return a line for the shell, in which variables stand for what is not kept."""
+    """Return a line for the shell, with variables in place of secrets."""
     return TAKEN.sub(r"${\1}", line)
 
 

@@ -1,4 +1,4 @@
-"""`srun` in front of a command: its tasks, told apart from its nodes.
+"""`srun` in front of a command: its tasks and its nodes.
 
 srun is no Python program, so its options without a value are a table: those of
 src/common/slurm_opt.c in Slurm's source (August 2026) that srun takes, older ones, and those of the

@@ -23,7 +23,7 @@ SPLIT = ("data_parallel", "micro_batch")
 
 @dataclass(frozen=True)
 class KnobSupport:
-    """Support of a knob by a script, and a phrase that says why.
+    """Support of a knob by a script, and a phrase with the reason.
 
     Attributes:
         route: the route that sets it, or None if none does.

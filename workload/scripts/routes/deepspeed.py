@@ -20,7 +20,7 @@ _QUIET = {name: {"enabled": False} for name in ("tensorboard", "wandb", "csv_mon
 
 
 class DeepSpeedConfig(Route):
-    """DeepSpeed's configuration: a file of the command, or what the script passes as a dictionary.
+    """DeepSpeed's configuration: a file of the command, or a dictionary of the script.
 
     The user's choices (optimizer, scheduler, precision, global batch) are kept.
     """

@@ -1,4 +1,4 @@
-"""Routes through the hook: what a script reads, a framework's arguments, a model's switch."""
+"""Routes through the hook: values read by a script, a framework's arguments, a model's switch."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class HookValues(Route):
         return taken_by_script(self, job, knob) if knob in job.frame.reads else None
 
     def why_not(self, job: ScriptTraining, knob: str) -> str:
-        """Name what the script's own parallelism needs."""
+        """Name the requirements of the script's own parallelism."""
         return sizes_unknown(job, knob) if knob in job.frame.reads else ""
 
     def apply(self, job: ScriptTraining, configuration: Configuration, draft: Draft) -> None:

@@ -44,7 +44,7 @@ class Placeholders(Route):
         return taken_by_script(self, job, knob) if knob in job.placeholders else None
 
     def why_not(self, job: ScriptTraining, knob: str) -> str:
-        """Name what the script's own parallelism needs."""
+        """Name the requirements of the script's own parallelism."""
         return sizes_unknown(job, knob) if knob in job.placeholders else ""
 
     def apply(self, job: ScriptTraining, configuration: Configuration, draft: Draft) -> None:
