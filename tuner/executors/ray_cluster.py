@@ -192,7 +192,6 @@ class NodeAgent(Agent):
         return super().run(request, others, address)
 
     def pid(self) -> int:
-        """Return the process id of this actor."""
         return os.getpid()
 
 
@@ -286,7 +285,6 @@ class Survey:
 
     @property
     def kinds(self) -> dict[str, int]:
-        """Number of devices of each kind."""
         kinds: dict[str, int] = {}
         for node in self.nodes:
             kinds[node.facts.kind] = kinds.get(node.facts.kind, 0) + node.devices
@@ -326,7 +324,6 @@ class Survey:
         return [*lines, *self.sentences(), *warnings]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the survey as JSON."""
         return {
             "nodes": [
                 {
