@@ -1,10 +1,9 @@
 """The GPU path on a twin GPU node: its errors against the exact truth, and the audits' findings.
 
 Nothing here is a measurement of a GPU. Targets: energy error 0.5 % (median) and 1 % (worst) under
-filtered power and a lagging counter, and 1 % under power smoothing; no clock left wrong, no touch
-of CUDA before the fork, no finding open, every condition of fleets right and doctor in agreement
-with what a study does; and by a whole study 98 % of the true front's hypervolume, windows off the
-laws by 0.05 % (median) and 0.5 % (worst), and points by 1 %.
+filtered power and a lagging counter, and 1 % under power smoothing; no clock left wrong, no finding
+open; and by a whole study 98 % of the true front's hypervolume, windows off the laws by 0.05 %
+(median) and 0.5 % (worst), and points by 1 %.
 """
 
 from __future__ import annotations
@@ -17,11 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.cuda_build.install import installed
 from benchmarks.figures import Figure, arguments, publish
-from benchmarks.twin.checks import preload_touches
 from benchmarks.twin.clocks import delivered_clock_error
-from benchmarks.twin.conditions import CONDITIONS, conditions_right
 from benchmarks.twin.energy import window_error
 from benchmarks.twin.findings import by_key
 from benchmarks.twin.front import run_study
@@ -80,15 +76,6 @@ def smoothing() -> list[Figure]:
     return [Figure("smoothing_error_worst", 100 * smoothing_error_worst(), "%")]
 
 
-def conditions() -> list[Figure]:
-    print(f"{len(CONDITIONS)} conditions of fleets:")
-    right, contradictions = conditions_right()
-    return [
-        Figure("conditions_right", right / len(CONDITIONS), "ratio"),
-        Figure("doctor_contradicts_study", contradictions, "count"),
-    ]
-
-
 def front(max_probes: int) -> list[Figure]:
     found = run_study(max_probes=max_probes)
     windows, points = 100 * abs(found.window_errors), 100 * abs(found.errors)
@@ -110,18 +97,12 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--probes", type=int, default=14, help="probes of the study; 0 makes none (default: 14)"
     )
     options = parser.parse_args(argv)
-    figures = energy(options.windows) + smoothing() + conditions()
+    figures = energy(options.windows) + smoothing()
     figures += clocks(max(1, options.windows // 5), options.rounds)
     if find_spec("deepspeed") is None:
-        print("cuda_touches, front_hypervolume: deepspeed is not installed")
-    else:
-        touches = preload_touches(installed())
-        if touches is None:
-            print("cuda_touches: torch has no CUDA here; benchmarks.cuda_build installs one")
-        else:
-            figures.append(Figure("cuda_touches", touches, "count"))
-        if options.probes:
-            figures += front(options.probes)
+        print("front_hypervolume: deepspeed is not installed")
+    elif options.probes:
+        figures += front(options.probes)
     publish([*figures, *findings()], options.json)
 
 

@@ -12,9 +12,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.cuda_build import cases
-from benchmarks.cuda_build.cases import CASES, launch, run_tuner
-from benchmarks.cuda_build.install import NotInstalled, pinned
+from tests.workload.node import cuda_build_cases as cases
+from tests.workload.node.cuda_build_cases import CASES, launch, run_tuner
+from tests.workload.node.cuda_build_install import NotInstalled, pinned
 
 LAUNCHES = (pytest.mark.long, pytest.mark.real, pytest.mark.twin, pytest.mark.timeout(600))
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from benchmarks.twin.conditions import A100, CONDITIONS, Condition, wrong
+from tests.workload.node.platforms.fleet_checks import preload_touches
+from tests.workload.node.platforms.fleet_conditions import A100, CONDITIONS, Condition, wrong
 from tuner.workload.node.platforms import nvidia_health
 
 pytestmark = pytest.mark.twin
@@ -35,3 +37,18 @@ def test_a_refusal_that_is_missing_is_wrong(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(nvidia_health, "unusable", lambda gpu: "")
     gpus = (replace(A100, recovery_action=1),)
     assert wrong(Condition(31, "a reset pending", gpus, refused="waits for a reset"))[0]
+
+
+TORCH = """
+from types import SimpleNamespace as N
+_C, cuda, version, __version__ = N(), N(is_initialized=lambda: False), N(cuda={cuda!r}), "2.13.0"
+"""
+
+
+@pytest.mark.parametrize(("cuda", "touches"), [("13.0", 1), (None, None)])
+def test_second_day_12_only_a_cuda_build_tells_if_the_preload_starts_the_driver(
+    tmp_path: Path, cuda: str | None, touches: int | None
+) -> None:
+    (tmp_path / "torch.py").write_text(TORCH.format(cuda=cuda))
+    (tmp_path / "deepspeed.py").write_text("import ctypes\nctypes.CDLL('libcuda.so.1').cuInit(0)\n")
+    assert preload_touches(tmp_path) == touches

@@ -1,4 +1,4 @@
-"""Cases of `benchmarks.cuda_build`; as a program it runs one in this process: FOLDER CASE.
+"""Launches with torch's CUDA build; as a program it runs one in this process: FOLDER CASE.
 
 That process and its children have torch's CUDA build, and the twin's NVML and CUDA driver. Runner,
 fork server and ranks take the path of a node with GPUs, up to the ranks' own cuInit.
@@ -175,7 +175,7 @@ def launch(case: str, packages: Path, *, limit_s: float = 300.0) -> Launched:
     """
     with tempfile.TemporaryDirectory() as name, _node(Path(name) / "node", packages, 13000) as made:
         node, env = made
-        words = (sys.executable, "-m", "benchmarks.cuda_build.cases", name, case)
+        words = (sys.executable, "-m", __name__, name, case)
         done = finished(words, env=env, cwd=ROOT, timeout=limit_s)
         if done.returncode:
             raise RuntimeError(f"{case}: {done.stdout[-500:]}{done.stderr[-1500:]}")
@@ -193,7 +193,7 @@ def run_tuner(packages: Path, folder: Path, *words: str, cuda_driver: int) -> tu
         Its exit code and stderr.
     """
     with _node(folder / "node", packages, cuda_driver) as (_, env):
-        inside = (sys.executable, "-m", "benchmarks.cuda_build.cases", folder, "tuner", *words)
+        inside = (sys.executable, "-m", __name__, folder, "tuner", *words)
         done = finished(inside, env=env, cwd=folder, timeout=120)
     return done.returncode, done.stderr
 

@@ -16,9 +16,9 @@ from unittest.mock import patch
 
 import pynvml
 
-from benchmarks.twin import checks
 from benchmarks.twin.energy import window_error
 from benchmarks.twin.smoothing import GPU, window_of
+from tests.workload.node.platforms import fleet_checks as checks
 from tuner.search_spaces.errors import InputError
 from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.node.facts import NodeFacts, inspect_node
@@ -291,18 +291,3 @@ def wrong(condition: Condition) -> tuple[str, bool]:
         if contradicts:
             found += f" doctor misses {reasons}, and a study says {refusal!r}"
         return found.strip(), contradicts
-
-
-def conditions_right() -> tuple[int, int]:
-    """Return the conditions that are right, and those in which doctor contradicts a study."""
-    right = contradictions = 0
-    for condition in CONDITIONS:
-        found, contradicts = wrong(condition)
-        right += not found
-        contradictions += contradicts
-        print(f"  {condition.number:2} {condition.title}: {found or 'right'}")
-    return right, contradictions
-
-
-if __name__ == "__main__":
-    print(conditions_right(), "of", len(CONDITIONS))

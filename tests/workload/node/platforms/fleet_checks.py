@@ -1,4 +1,4 @@
-"""Checks on the twin node that conditions of fleets and figures share.
+"""Checks of conditions of fleets on the twin node.
 
 Each returns a sentence if the fault is there, and an empty string if it is mended.
 """
@@ -11,15 +11,28 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.twin.clocks import windows_without_a_clock
+from benchmarks.twin.clocks import SAMPLE_S, SETTLE_S
+from tuner.search.candidate_planner import CandidatePlanner
+from tuner.search.planner import PlanningState
+from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.cluster import Cluster
+from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.testing.studies import measured, record
 from tuner.testing.twin import TwinGpu, TwinNode
+from tuner.workload.node.clocks.governor import NvmlGovernor
 from tuner.workload.node.device_watch import DeviceWatch
 from tuner.workload.node.machine import detect_cluster
+from tuner.workload.node.measure.measurement import delivered_of, not_applied
 from tuner.workload.node.meters.nvml import NvmlMeter
 from tuner.workload.node.platforms.nvidia import Nvidia
 from tuner.workload.node.rank_server import RankServer
-from tuner.workload.records.probe import Failure
+from tuner.workload.records.probe import (
+    Failure,
+    Measurement,
+    ProbeRecord,
+    ProbeRequest,
+    UnappliedSetting,
+)
 
 
 @contextlib.contextmanager
@@ -33,7 +46,7 @@ def _node(*gpus: TwinGpu, **options: int) -> Iterator[TwinNode]:
                 node.close()
 
 
-def preload_touches(packages: Path | None = None) -> int | None:
+def preload_touches(packages: Path) -> int | None:
     """Return the calls by which the preload of torch and DeepSpeed starts the CUDA driver.
 
     Args:
@@ -44,9 +57,8 @@ def preload_touches(packages: Path | None = None) -> int | None:
     """
     with _node(TwinGpu(), virtual_time=False) as node:
         env = node.environment() | {"DS_ACCELERATOR": "cuda"}
-        if packages is not None:
-            paths = [str(packages), os.environ.get("PYTHONPATH", "")]
-            env["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        paths = [str(packages), os.environ.get("PYTHONPATH", "")]
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         server = RankServer(env=env)
         try:
             server.start()
@@ -101,6 +113,56 @@ def _peaks() -> str:
         if abs(assumed / peak - 1) > 1 / 3:
             wrong.append(f"{name}: {assumed / 1e12:.0f} for {peak / 1e12:.0f} TFLOP/s")
     return "; ".join(wrong)
+
+
+def windows_without_a_clock(launches: int = 3) -> int:
+    """Search a GPU that reaches 1290 of 1410 MHz; return the windows that are lost to its limiter.
+
+    Each launch has three clocks that are reached, and two that are listed and never reached. The
+    search ends when all of the former are measured: until then it has something better to probe.
+    """
+    candidates = Candidates.from_configurations(
+        Configuration.of(micro_batch=2**i, clock_MHz=clock)
+        for i in range(launches)
+        for clock in (600, 900, 1200, 1350, 1410)
+    )
+    planner = CandidatePlanner(candidates, seed=0)
+    records: list[ProbeRecord] = []
+    lost = ran = 0
+    with tempfile.TemporaryDirectory() as folder:
+        node = TwinNode(Path(folder) / "node", [TwinGpu(load=1.0, reach_MHz=1290)], call_s=1e-5)
+        with node.joined():
+            governor = NvmlGovernor(environ={}, guarded=False)
+            meter = NvmlMeter(environ={}, clock=node.clock, sleep=node.sleep)
+            try:
+                while ran < 3 * launches and (plan := planner.plan(PlanningState(records))):
+                    probe = ProbeRequest(f"p{len(records):04d}", plan.launch, plan.live)
+                    outcomes = [_window(node, governor, meter, live) for live in plan.live]
+                    missed = tuple(one for one in outcomes if isinstance(one, UnappliedSetting))
+                    windows = tuple(one for one in outcomes if isinstance(one, Measurement))
+                    records.append(record(request=probe, measurements=windows, missed=missed))
+                    lost, ran = lost + len(missed), ran + len(windows)
+            finally:
+                meter.close()
+                governor.close()
+                node.close()
+    return lost
+
+
+def _window(
+    node: TwinNode, governor: NvmlGovernor, meter: NvmlMeter, live: Settings
+) -> Measurement | UnappliedSetting:
+    """Measure one clock; a step takes a fixed number of cycles."""
+    governor.apply(live, ranks=1)
+    node.sleep(SETTLE_S)
+    samples = []
+    for _ in range(10):
+        node.sleep(SAMPLE_S)
+        samples.append(meter.sample())
+    ran, power_W = delivered_of(samples, live), samples[-1].power_W
+    if why := not_applied(live, ran, samples, power_W, 1):
+        return UnappliedSetting(live, why, ran)
+    return measured(live, time_s=600.0 / ran["clock_MHz"], power_W=power_W)
 
 
 def assumed_clocks() -> str:

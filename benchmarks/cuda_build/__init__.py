@@ -1,1 +1,0 @@
-"""Ranks under torch's CUDA build, on a machine without a GPU."""
