@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.cluster.own_ray import OwnRay
+from tests.executors.own_ray import OwnRay
 from tuner.cli.main import main
 from tuner.deploy.launch_files import Launch, write_launch_files
 from tuner.search_spaces.cluster import Cluster, Device

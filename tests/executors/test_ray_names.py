@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from benchmarks.cluster.own_ray import OwnRay
+from tests.executors.own_ray import OwnRay
 
 pytest.importorskip("ray")
 

@@ -19,8 +19,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks.cluster.own_ray import OwnRay
-from benchmarks.cluster.states import false_sentences
+from tests.executors.joining_states import false_sentences
+from tests.executors.own_ray import OwnRay
 from tuner.executors import ray_executor, ray_first_nodes, ray_flights, ray_head, ray_nodes
 from tuner.executors.ray_cluster import JoinedRay, join_ray
 from tuner.executors.ray_executor import RayExecutor

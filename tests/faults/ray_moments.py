@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 
 import tuner
-from benchmarks.cluster.own_ray import OwnRay
+from tests.executors.own_ray import OwnRay
 from tests.faults import moments
 from tests.faults.driver import run_of
 from tests.faults.harness import (

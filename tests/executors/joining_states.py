@@ -1,4 +1,4 @@
-"""`false_sentences`: wrong states of a cluster about which joining it says what is not so.
+"""Wrong states of a cluster, and the words with which joining it must describe each.
 
 Each state is made on a real Ray of this machine, and a program joins it as `tuner` does. What is
 said must hold the words that are true of the state, be one line, and come within a minute.
@@ -12,8 +12,7 @@ import socketserver
 import threading
 import time
 
-from benchmarks.cluster.own_ray import OwnRay
-from benchmarks.figures import Figure
+from tests.executors.own_ray import OwnRay
 
 #: Joins a cluster. With JF_ELSEWHERE no node has an address of this machine, as on a login node.
 JOINS = """
@@ -70,10 +69,3 @@ def false_sentences() -> list[str]:
                     found.append(f"{name}: {told!r} after {took_s:.0f} s")
             http_server.shutdown()
     return found
-
-
-def figures() -> list[Figure]:
-    """Return the number of false sentences, and print them."""
-    found = false_sentences()
-    print("\n".join(found) or "each state is told as it is")
-    return [Figure("false_sentences", len(found), "count")]
