@@ -18,7 +18,7 @@ from scipy.optimize import least_squares
 
 import tuner
 from benchmarks.figures import Figure, arguments, publish
-from benchmarks.validation import energaizer, qlora, simumax
+from benchmarks.validation import qlora, simumax
 from benchmarks.validation.comparison import table
 from benchmarks.validation.vtrain import (
     Launch,
@@ -127,7 +127,7 @@ def main() -> None:
     rows += [_row("after one launch", name, found) for name, found in corrected.items()]
     print("\n".join(table(HEADS, rows)))
     print(SEEN, flush=True)
-    others = [energaizer.compare(), simumax.compare(), qlora.compare()]
+    others = [simumax.compare(), qlora.compare()]
     for lines, _ in others:
         print("\n".join(["", *lines]), flush=True)
     single, multi = shipped["one node"], shipped["64 to 512 GPUs"]

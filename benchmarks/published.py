@@ -1,11 +1,10 @@
 """The analytic models compared with published measurements.
 
-Seven comparisons: Sailor's measured plans on GH200, the study of multimodal
-training on JUPITER, models of both that the constants were not fitted to, MPT models on A100 and
-H100, the study of parallelism and clock on A100, and recorded tables over power limits and over
-plans. Each prints its shortcomings and their causes, and a summary says at the end what each result
-is worth. Data that is not on this machine (`../shared`) is skipped and named; the tables of JUPITER
-and of MPT come with the repository.
+Five comparisons: Sailor's measured plans on GH200, the study of multimodal training on JUPITER,
+models of both that the constants were not fitted to, MPT models on A100 and H100, and the study of
+parallelism and clock on A100. Each prints its shortcomings and their causes, and the end summarises
+the worth of each result. Data that is not on this machine (`../shared`) is skipped and named; the
+tables of JUPITER and of MPT come with the repository.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from benchmarks.validation.clock_study import compare as compare_clock_study
 from benchmarks.validation.comparison import Comparison
 from benchmarks.validation.jupiter import compare as compare_jupiter
 from benchmarks.validation.mpt import compare as compare_mpt
-from benchmarks.validation.recorded import compare_perseus, compare_zeus
 from benchmarks.validation.sailor import compare as compare_sailor
 from benchmarks.validation.unseen import compare as compare_unseen
 
@@ -30,7 +28,7 @@ def comparisons(
     shared: Path, *, fit: bool
 ) -> list[tuple[str, Path | None, Callable[[], Comparison]]]:
     """(name, the file it needs beside the repository, what makes it)."""
-    published, traces = shared / "published", shared / "traces"
+    published = shared / "published"
     return [
         (
             "sailor",
@@ -41,8 +39,6 @@ def comparisons(
         ("unseen", None, lambda: compare_unseen(GH200_TABLE)),
         ("mpt", None, lambda: compare_mpt(refit=fit)),
         ("clock_study", None, compare_clock_study),
-        ("zeus", traces / "zeus-nsdi23" / "table.csv", lambda: compare_zeus(shared)),
-        ("perseus", traces / "perseus-a100" / "table.csv", lambda: compare_perseus(shared)),
     ]
 
 

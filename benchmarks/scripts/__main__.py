@@ -1,16 +1,14 @@
-"""Programs of other projects and launch lines, tried unmodified as a new user would.
+"""Programs of other projects, tried unmodified as a new user would.
 
 Each program of `scripts.toml` is started alone, then by `tuner optimize -- COMMAND`; a verdict
-compares the answer with what was read by hand of the program's source. The 60 lines of `lines` are
-observed with stand-ins for their launchers. Outcomes are kept in the cache folder, one JSON each,
-so a run that was interrupted goes on. `--sources DIR` holds the repositories as `OWNER/NAME` or
-`OWNER+NAME/repo`; without it they are downloaded from GitHub at their commits.
+compares the answer with values read by hand from the program's source. Outcomes are kept in the
+cache folder, one JSON each, so an interrupted run continues. `--sources DIR` holds the repositories
+as `OWNER/NAME` or `OWNER+NAME/repo`; without it they are downloaded from GitHub at their commits.
 
 - `answered_at_first_attempt`: share of the programs with a recommendation, with the right error
   where they cannot train here, or with the word that nothing can be turned where that is so (aim
   0.9); `recommended_at_first_attempt` is the share with a recommendation of those that train.
 - `today_wrong`: programs of which ranks, micro-batch, accumulation or global batch are misread.
-- `misread_silently`: lines whose ranks or words are misread without a sentence, and those programs.
 - `first_point_s`: time to the first measured point over the program's own to its first step.
 - `error_told_s`: time to the error over that to the program's own death. Both are medians.
 - `probes_lost_to_one_cause`: the most of any search.
@@ -29,7 +27,6 @@ from pathlib import Path
 from benchmarks.figures import ROOT, Figure, arguments, publish
 from benchmarks.scripts.attempt import Attempt, Options, attempt
 from benchmarks.scripts.environment import Unavailable, cache_folder, make_environment
-from benchmarks.scripts.lines import LINES, REFUSED, try_lines
 from benchmarks.scripts.programs import Program, listed
 
 #: Of `--quick`: one of each kind.
@@ -57,8 +54,8 @@ def _identity(program: Program, options: Options) -> list[str]:
     return [program.origin, program.command, *map(str, program.today), str(options.probes)]
 
 
-def figures(attempts: Sequence[Attempt], lines: Sequence[str]) -> list[Figure]:
-    """Return the figures of the programs that could be started, and of the verdicts on lines."""
+def figures(attempts: Sequence[Attempt]) -> list[Figure]:
+    """Return the figures of the programs that could be started."""
     tried = [found for found in attempts if found.verdict != "unavailable"]
     wrong = sum(bool(found.wrong) for found in tried)
     points = [
@@ -73,15 +70,11 @@ def figures(attempts: Sequence[Attempt], lines: Sequence[str]) -> list[Figure]:
     trained = [found for found in tried if found.verdict not in ("error told", "error not told")]
     recommended = sum(found.verdict == "answered" for found in trained)
     right = sum(found.right for found in tried)
-    misread_lines = sum(verdict.startswith("misread") for verdict in lines)
     every = [
-        Figure("lines_tried", len(lines), "count"),
-        Figure("lines_right", sum(verdict in ("seen", "refused") for verdict in lines), "count"),
         Figure("programs_tried", len(tried), "count"),
         Figure("answered_at_first_attempt", right / max(1, len(tried)), "ratio"),
         Figure("recommended_at_first_attempt", recommended / max(1, len(trained)), "ratio"),
         Figure("today_wrong", wrong, "count"),
-        Figure("misread_silently", wrong + misread_lines, "count"),
         Figure(
             "probes_lost_to_one_cause",
             max((found.lost_to_one_cause for found in tried), default=0),
@@ -97,7 +90,7 @@ def figures(attempts: Sequence[Attempt], lines: Sequence[str]) -> list[Figure]:
 
 
 def main() -> None:
-    parser = arguments("programs of other projects and launch lines, as a new user tries them")
+    parser = arguments("programs of other projects, as a new user tries them")
     parser.add_argument("--sources", type=Path, metavar="DIR", help="repositories, OWNER/NAME")
     parser.add_argument("--cache", type=Path, default=cache_folder(), metavar="DIR")
     parser.add_argument("--only", action="append", default=[], metavar="NAME")
@@ -132,21 +125,7 @@ def main() -> None:
             store(found, program, file, options)
         attempts.append(found)
         print(found.line(), flush=True)
-    lines = [] if chosen.only else _lines(options.cache / "outcomes" / "lines.json", chosen.again)
-    publish(figures(attempts, lines), chosen.json)
-
-
-def _lines(file: Path, again: bool) -> list[str]:
-    """Return the verdicts on the launch lines, kept for as long as the table is the same."""
-    table = repr((LINES, REFUSED))
-    if file.is_file() and not again:
-        kept = json.loads(file.read_text())
-        if kept["of"] == table:
-            return list(kept["verdicts"])
-    found = try_lines(lambda text: print(text, flush=True))
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps({"of": table, "verdicts": found}, indent=1) + "\n")
-    return found
+    publish(figures(attempts), chosen.json)
 
 
 def _attempted(program: Program, options: Options, place: str) -> Attempt:

@@ -303,43 +303,6 @@ def _parts(runs: list[Run], column: str) -> tuple[float, float]:
     return float(np.sqrt(max(0.0, (between - within) / each))), float(np.sqrt(within))
 
 
-def _contradictions(runs: list[Run]) -> list[str]:
-    """Where published figures cannot all hold."""
-    pairs, against = _energy_against_efficiency(runs)
-    lines = []
-    bases: dict[tuple[str, str], Run] = {}
-    for run in runs:
-        p = run.published
-        if "wall_time_min" not in p or "tflops_per_gpu" not in p:
-            continue
-        base = bases.setdefault((run.study, run.model), run)
-        if base is run or run.label.endswith("s"):
-            continue  # a scaled run's GPUs differ
-        q = base.published
-        share = p["tflops_per_gpu"] * p["wall_time_min"] / q["tflops_per_gpu"] / q["wall_time_min"]
-        if abs(share - 1) > 0.03:
-            lines.append(
-                f"contradicts itself: {run.name}: TFLOP/s x time is {100 * (share - 1):+.0f} % of "
-                f"{base.label}'s, though the samples are the same"
-            )
-    lines += [
-        "contradicts itself: 32B optimizer offload: energy falls (10,972 to 10,224 kJ) and so does "
-        "the efficiency in Table I (212.4 to 202.2 TFLOP/kJ)",
-        "contradicts itself: savings of optimizer offload (12.7, 13.5, 9.8 %) are against the "
-        "scaled runs; the kJ give 7.0, 6.8 and 13.0 % against the baseline",
-        "contradicts itself: 7B sequence parallelism: Table I gains 39 % at degree 4 while total "
-        "energy falls by 3 %",
-        "contradicts itself: Table I's TFLOP/kJ is one superchip's TFLOP/s over a node's power: "
-        "its ratios hold, its size is a quarter of the truth",
-        "contradicts itself: for the same work less energy is more TFLOP/kJ, but in "
-        f"{len(against)} of the {pairs} pairs that state both, the two rise or fall together: no "
-        "model gets both",
-        "no formula of one sign fits: sequence parallelism of degree 2 on the same GPUs moves the "
-        "energy by -16, +15 and -9 % for 7B, 32B and 72B (degree 4: -3, -5 and -11 %)",
-    ]
-    return lines
-
-
 def compare(csv_file: Path, *, refit: bool = False) -> Comparison:
     """The comparison; `refit` prints the constants that the rows of `ASSUMED` give."""
     runs = _runs(csv_file)
@@ -386,7 +349,6 @@ def compare(csv_file: Path, *, refit: bool = False) -> Comparison:
         "406 W) and hardly in the models, so 7B comes out low and 72B high; 7B's TFLOP/s come out "
         "high, because attention is a larger share of its counted FLOPs than of 32B's and 72B's, "
         "half of which the fused kernel skips: the study does not state what it counts",
-        *_contradictions(runs),
     ]
     if refit:
         found = fit(csv_file)

@@ -5,11 +5,9 @@ from __future__ import annotations
 from itertools import permutations
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from benchmarks.validation import clock_study, jupiter, mpt, recorded, sailor, unseen
-from benchmarks.validation.clock_fit import Curve, DeviceCurve, Setting, fit_curve
+from benchmarks.validation import clock_study, jupiter, mpt, sailor, unseen
 from benchmarks.validation.comparison import quantiles, table
 from tuner.answer.predict import forecast
 from tuner.display.plan_text import breakdown_lines, cost_lines
@@ -181,43 +179,6 @@ def test_the_clock_studys_findings_come_out_of_the_models() -> None:
     said = {line[5:]: line[:3].strip() for line in lines if line.startswith(("yes", "NO "))}
     assert len(said) == 7
     assert [what for what, answer in said.items() if answer != "yes"] == []
-
-
-@pytest.mark.traces
-@pytest.mark.long
-def test_three_limits_predict_the_others() -> None:
-    found = figures(recorded.compare_zeus(SHARED))
-    assert found["zeus_energy_median_error"] < 3.0
-    assert found["zeus_energy_p90_error"] < 10.0  # the aim is 8
-
-
-@pytest.mark.long
-@pytest.mark.traces
-def test_three_plans_predict_the_others_and_slack_reaches_envpipe() -> None:
-    found = figures(recorded.compare_perseus(SHARED))
-    assert found["perseus_plans_energy_median_error"] < 3.0
-    assert found["perseus_plans_energy_p90_error"] < 8.0
-    assert found["perseus_slack_reaches_envpipe"] == 1.0
-
-
-def test_a_fit_finds_the_curve_that_made_its_settings() -> None:
-    device = DeviceCurve(let_through=0.95, sharpness=5.0, knee=0.7, floor=0.8, idle_W=50.0)
-    true = Curve(device, time_s=10.0, power_W=300.0, scaled=0.7, static_W=90.0)
-    limits = np.array([100.0, 150.0, 200.0, 250.0, 300.0, 400.0])
-    seconds, watts = true.predict(limit_W=limits)
-    assert (np.diff(seconds) < 0).all()
-    assert (np.diff(watts) > 0).all()
-    assert (watts < limits).all()
-    known = [
-        Setting(float(seconds[i]), float(watts[i]), limit_W=float(limits[i])) for i in (0, 2, 5)
-    ]
-    found, _ = fit_curve(device, known)
-    again = found.predict(limit_W=limits)
-    assert again[0] * again[1] == pytest.approx(seconds * watts, rel=0.03)
-    with pytest.raises(ValueError, match="two settings"):
-        fit_curve(device, known[:1])
-    with pytest.raises(ValueError, match="all clocks or all limits"):
-        fit_curve(device, [known[0], Setting(1.0, 100.0, clock=0.5)])
 
 
 # tuner fit

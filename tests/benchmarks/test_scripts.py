@@ -8,14 +8,12 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 
 from benchmarks.scripts import __main__ as scripts
-from benchmarks.scripts import lines
 from benchmarks.scripts.alone import Alone, start_alone
 from benchmarks.scripts.attempt import Attempt, Options, judge
 from benchmarks.scripts.environment import Unavailable, checkout
@@ -115,25 +113,17 @@ def test_figures_compare_with_the_programs_themselves() -> None:
     wrong.failures = ["crash: rank 0 died", "crash: rank 1 died", "memory: 3 GB"]
     dead = Attempt("c", "c 1", "error told", own_death_s=2.0, ended_s=3.0)
     absent = Attempt("d", "d 1", "unavailable", wrong=["ranks"])
-    found = {
-        figure.name: figure.value
-        for figure in scripts.figures(
-            [good, wrong, dead, absent], ["seen", "misread: (2, ())", "unclear: what"]
-        )
-    }
+    found = {figure.name: figure.value for figure in scripts.figures([good, wrong, dead, absent])}
     assert found == pytest.approx(
         {
             "programs_tried": 3,
             "answered_at_first_attempt": 2 / 3,
             "recommended_at_first_attempt": 1 / 2,
             "today_wrong": 1,
-            "misread_silently": 2,
             "probes_lost_to_one_cause": 2,
             "first_point_s": 3.0,
             "error_told_s": 1.5,
             "recommendation_holds": 0.5,
-            "lines_tried": 3,
-            "lines_right": 1,
         }
     )
 
@@ -190,15 +180,6 @@ def test_a_program_alone_that_dies_leaves_its_last_words(tmp_path: Path) -> None
     words = [sys.executable, "-c", "import sys; sys.exit('no data here')"]
     seen = start_alone(words, tmp_path, dict(os.environ), limit_s=60)
     assert (seen.first_step_s, seen.code, seen.last_words) == (None, 1, "no data here")
-
-
-def test_a_line_that_is_misread_is_not_called_seen(tmp_path: Path, monkeypatch: Any) -> None:
-    seen = SimpleNamespace(ranks=1, words=("train.py",), folder=str(tmp_path))
-    monkeypatch.setattr(lines, "observe", lambda folder, line, **limits: seen)
-    assert lines.verdict(tmp_path, "python train.py", 1, ("train.py",)) == "seen"
-    for truth in ((2, ("train.py",)), (1, ("train.py", "--bs"))):
-        assert lines.verdict(tmp_path, "python train.py", *truth).startswith("misread")
-    assert lines.verdict_on_refusal(tmp_path, "env -i", ("cleared",)).startswith("misread")
 
 
 def test_texts_are_the_same_in_every_run() -> None:

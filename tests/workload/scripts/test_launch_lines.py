@@ -9,7 +9,7 @@ from textwrap import dedent
 
 import pytest
 
-from benchmarks.scripts.lines import LINES, ONE, REFUSED, folder_of, make_place, observe
+from tests.workload.scripts.launch_lines import LINES, ONE, REFUSED, folder_of, make_place, observe
 from tuner.search_spaces.errors import InputError
 
 

@@ -9,15 +9,11 @@ from __future__ import annotations
 import os
 import stat
 import sys
-import tempfile
-from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
-from unittest import mock
 
 from benchmarks.figures import ROOT
-from tuner.search_spaces.errors import InputError
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.runner import LocalRunner
 from tuner.workload.records.probe import ProbeRecord, ProbeRequest
@@ -229,40 +225,3 @@ def observe(folder: Path, line: str, *, limit_s: float = 60.0) -> Observation:
 def folder_of(line: str, folder: Path) -> str:
     """Return the folder in which the ranks of a line work."""
     return str(folder / "src" if "cd src" in line else folder)
-
-
-def verdict(folder: Path, line: str, ranks: int, words: tuple[str, ...]) -> str:
-    """Return "seen", "misread" or "refused" for a line that trains."""
-    try:
-        seen = observe(folder, line)
-    except InputError as error:
-        return f"refused: {error}"
-    found = (seen.ranks, seen.words, seen.folder)
-    return "seen" if found == (ranks, words, folder_of(line, folder)) else f"misread: {found}"
-
-
-def verdict_on_refusal(folder: Path, line: str, parts: tuple[str, ...]) -> str:
-    """Return "refused", "misread" or "unclear" for a line of which no rank can be observed."""
-    try:
-        seen = observe(folder, line, limit_s=30.0)
-    except InputError as error:
-        clear = all(part in str(error) for part in parts)
-        return "refused" if clear else f"unclear: {error}"
-    return f"misread: {(seen.ranks, seen.words)}"
-
-
-def try_lines(announce: Callable[[str], None]) -> list[str]:
-    """Return the verdict on each line, and print it."""
-    found = []
-    with tempfile.TemporaryDirectory() as where:
-        folder, variables = make_place(Path(where).resolve())
-        with mock.patch.dict(os.environ, variables):
-            for name in ("OMP_NUM_THREADS", "PYTHONPATH"):
-                os.environ.pop(name, None)
-            for each in LINES:
-                found.append(verdict(folder, *each))
-                announce(f"{found[-1][:60]:60} {each[0]!r}")
-            for line, parts in REFUSED:
-                found.append(verdict_on_refusal(folder, line, parts))
-                announce(f"{found[-1][:60]:60} {line!r}")
-    return found
