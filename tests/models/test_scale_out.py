@@ -14,7 +14,7 @@ import pytest
 from scipy.stats import norm
 
 import tuner
-from benchmarks.cluster.far import covered
+from tests.models.far_clusters import covered
 from tests.models.misjudged_clusters import compare
 from tuner.answer.predict import forecast
 from tuner.cli.main import main

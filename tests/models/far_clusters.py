@@ -12,7 +12,6 @@ from dataclasses import replace
 
 import numpy as np
 
-from benchmarks.figures import Figure
 from tuner.models.analytic.constants import constants_of
 from tuner.models.scale_out import AT_MOST, UNCERTAIN, ScaleOut, predictor
 from tuner.search_spaces.cluster import enlarged, load_cluster
@@ -66,11 +65,3 @@ def covered(seed: int = 0) -> dict[str, np.ndarray]:
         for world, log in truths.items():
             found[world].append((said.low <= np.exp(log)) & (np.exp(log) <= said.high))
     return {world: np.array(rows) for world, rows in found.items()}
-
-
-def figures() -> list[Figure]:
-    """Return the clusters, of twelve, whose truth is in the interval on the most GPUs."""
-    return [
-        Figure(f"far_covered_{world}", int(inside[:, -1].sum()), f"of {CLUSTERS}")
-        for world, inside in covered().items()
-    ]
