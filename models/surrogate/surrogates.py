@@ -235,20 +235,19 @@ class Surrogates:
         configurations: Rows,
         normals: np.ndarray,
         *,
-        marginal: bool = False,
         wide: bool = False,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return draws of log step time and log power, (draws, len(configurations)) each.
 
         Args:
             normals: standard normal draws, (draws, 2, at least len(configurations)).
-            marginal: with the doubt about the hyperparameters, as if nothing were only believed.
-            wide: as wide as `with_intervals`.
+            wide: with the doubt about the hyperparameters, as if nothing were only believed, and as
+                wide as `with_intervals`.
         """
         x = self.features.transform(configurations)
         drawn = []
         for i, output in enumerate(self._outputs):
-            draw = output.regressor.draw_marginal if marginal or wide else output.regressor.draw
+            draw = output.regressor.draw_marginal if wide else output.regressor.draw
             here = draw(x, normals[:, i]) + output.base(configurations)
             if wide:
                 centre = here.mean(axis=0)

@@ -6,7 +6,7 @@ import optuna
 import pytest
 
 import tuner
-from tests.search.test_acquisition import CANDIDATES, CONFIGURATIONS
+from tests.search.test_score import CANDIDATES, CONFIGURATIONS
 from tuner.answer.configuration_names import first_tries
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError

@@ -7,15 +7,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.search.test_acquisition import CONFIGURATIONS, MEASURED, truth, view_of
+from tests.search.test_score import CONFIGURATIONS, MEASURED, truth, view_of
 from tuner.pareto import hypervolume, reference_point
-from tuner.search.regret import MOST_NOISE, RegretEstimate, RegretModel
+from tuner.search.joint_draws import JointDraws
+from tuner.search.regret import MOST_NOISE, RegretEstimate, regret_of
 
 
-def regret_of(measured: list[int], *, fits: float = 1.0) -> RegretEstimate:
+def regret_after(measured: list[int], *, fits: float = 1.0) -> RegretEstimate:
     front, view, surrogates = view_of(measured)
     still_open = replace(view, chances=np.full(len(view.members), fits))
-    return RegretModel(surrogates, seed=0).estimate(front, still_open)
+    return regret_of(JointDraws(surrogates, front, still_open))
 
 
 def true_missing(measured: list[int]) -> float:
@@ -26,14 +27,14 @@ def true_missing(measured: list[int]) -> float:
 
 
 def test_it_holds_what_is_really_missing() -> None:
-    missing = regret_of(MEASURED).missing
+    missing = regret_after(MEASURED).missing
     assert missing.min() <= true_missing(MEASURED) <= missing.max()
     assert ((missing >= 0) & (missing <= 1)).all()
 
 
 def test_it_falls_as_the_front_is_measured() -> None:
     best_launch = [i for i, c in enumerate(CONFIGURATIONS) if c.micro_batch == 16]
-    before, after = regret_of(MEASURED), regret_of([*MEASURED, *best_launch])
+    before, after = regret_after(MEASURED), regret_after([*MEASURED, *best_launch])
     assert true_missing([*MEASURED, *best_launch]) < 0.01
     assert np.median(after.missing) < 0.2 * np.median(before.missing)
     assert after.saving.mean() < 0.2 * before.saving.mean()
@@ -41,9 +42,9 @@ def test_it_falls_as_the_front_is_measured() -> None:
 
 
 def test_what_does_not_fit_in_memory_is_not_missed() -> None:
-    assert (regret_of(MEASURED, fits=0.0).missing == 0).all()
-    some = regret_of(MEASURED, fits=0.5)
-    assert 0 < some.missing.mean() < regret_of(MEASURED).missing.mean()
+    assert (regret_after(MEASURED, fits=0.0).missing == 0).all()
+    some = regret_after(MEASURED, fits=0.5)
+    assert 0 < some.missing.mean() < regret_after(MEASURED).missing.mean()
 
 
 def test_what_is_below_the_noise_does_not_count() -> None:

@@ -8,16 +8,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.search.test_acquisition import CANDIDATES, CONFIGURATIONS, truth, view_of
+from tests.search.test_score import CANDIDATES, CONFIGURATIONS, truth, view_of
 from tuner.problem.stop_reason import StopReason, stop_sentence
-from tuner.search.acquisition import CandidateView
 from tuner.search.candidate_planner import CandidatePlanner
+from tuner.search.candidate_pool import CandidateView
 from tuner.search.planner import PlanningState, ProbePlan
 from tuner.search.put_off import MOST_PROBABLE, PRIOR_MEAN, PRIOR_SD, PeakLimit, most_power_W
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.space import Candidates
-from tuner.testing.studies import probe_with
-from tuner.workload.records.probe import ProbeRecord
+from tuner.testing.studies import measured, record
+from tuner.workload.records.probe import ProbeRequest
 
 POWER = np.array([truth(c)[1] for c in CONFIGURATIONS])
 #: All settings of two launches.
@@ -70,10 +70,11 @@ def planned_after_the_highest(knob: str, cap_W: float, *, limits_hold: bool) -> 
     highest = next(
         c for c in candidates.configurations if c.micro_batch == 12 and c.get(knob) == max(values)
     )
-    planner, records = CandidatePlanner(candidates, seed=0, first=(highest,)), list[ProbeRecord]()
-    assert probe_with(planner, records, lambda c: (1.6, 228.0))[0] == highest
+    window = measured(highest.live, time_s=1.6, power_W=228.0)
+    request = ProbeRequest("p0", highest.launch, (highest.live,))
     limit = replace(PeakLimit.of(cap_W, [], []), limits_hold=limits_hold)
-    return planner.plan(PlanningState(tuple(records), peak_limit=limit))
+    state = PlanningState((record(request=request, measurements=(window,)),), peak_limit=limit)
+    return CandidatePlanner(candidates, seed=0).plan(state)
 
 
 @pytest.mark.parametrize("cap_W", [200.0, 260.0])

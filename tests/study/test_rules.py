@@ -10,7 +10,7 @@ import numpy as np
 import optuna
 import pytest
 
-from tests.search.test_acquisition import CONFIGURATIONS
+from tests.search.test_score import CONFIGURATIONS
 from tuner.answer.state import StudyState
 from tuner.executors.local import SimulatedExecutor
 from tuner.problem.constraints import Constraints

@@ -13,7 +13,7 @@ import numpy as np
 
 from tuner.models.surrogate.features import FeatureMap
 from tuner.models.surrogate.kernel import LIVE
-from tuner.search.acquisition import LIKELY, CandidateView
+from tuner.search.candidate_pool import LIKELY, CandidateView
 
 #: Settings nearer than this share of a knob's range count as one: of a clock in steps of 15 MHz the
 #: whole curve would be measured, step by step.

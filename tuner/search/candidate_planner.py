@@ -18,30 +18,20 @@ from tuner.models.surrogate.features import FeatureMap
 from tuner.models.surrogate.surrogates import Surrogates
 from tuner.models.surrogate.ties import TOLERANCE, first_best
 from tuner.pareto import nondominated
-from tuner.search.acquisition import (
-    CANDIDATES_TRIED,
-    JOINT_DRAWS,
-    LIVE_TRIED,
-    MEASURED_TRIED,
-    SINGLE_DRAWS,
-    CandidateView,
-    ProbeAcquisition,
-    farthest,
-    normal_draws,
-)
 from tuner.search.beside_front import beside_front
-from tuner.search.candidate_pool import CandidatePool
+from tuner.search.candidate_pool import CandidatePool, CandidateView
 from tuner.search.crash_causes import LAST, CrashCauses
+from tuner.search.joint_draws import LIVE_DRAWN, JointDraws
 from tuner.search.observations import Observations
 from tuner.search.planner import MAX_LIVE, PlanningState, ProbePlan, ProbePlanner
 from tuner.search.put_off import LargerBatches, SlackLimits, UnreachedClocks
-from tuner.search.regret import LEAST_MEASUREMENTS, RegretEstimate, RegretModel
+from tuner.search.regret import LEAST_MEASUREMENTS, RegretEstimate, regret_of
+from tuner.search.score import best_probe
 from tuner.search_spaces.configuration import Configuration
 from tuner.workload.records.probe import ProbeRecord
 
 if TYPE_CHECKING:
     from tuner.models.analytic.model import Prior
-    from tuner.search.question import Question
     from tuner.search_spaces.space import Candidates
 
 #: Distinct launches that are measured before the surrogates choose, at most.
@@ -50,6 +40,19 @@ START_LAUNCHES = 6
 IN_FLIGHT_SHARE = 0.4
 #: Measured launches from which settings next to the front are due (`beside_front`).
 BELIEVED_FROM = 3
+
+
+def farthest(
+    points: np.ndarray, chosen: np.ndarray, *, allowed: np.ndarray, rng: np.random.Generator
+) -> int:
+    """Return the allowed row of (n, d) points that is farthest from all chosen rows (maximin)."""
+    if len(chosen):
+        apart = points[allowed][:, None, :] - chosen[None, :, :]
+        distance = np.linalg.norm(apart, axis=2).min(axis=1)
+    else:
+        distance = -np.linalg.norm(points[allowed] - points.mean(axis=0), axis=1)
+    ties = np.flatnonzero(distance >= distance.max() - 1e-9)
+    return int(allowed[rng.choice(ties)])
 
 
 def waiting_pays(in_flight: int, most: float, measured: int, idle_share: float) -> bool:
@@ -89,12 +92,12 @@ class CandidatePlanner(ProbePlanner):
         one_new_value: bool = False,
     ) -> None:
         super().__init__(candidates, seed=seed)
-        drawn = 0 if seed is None else seed
+        self._seed = 0 if seed is None else seed
         self._first, self._one_new_value = first, one_new_value
         if len(self._members) == 1:  # the only launch is not ended to begin it anew
-            self.max_live = max(MAX_LIVE, min(len(self._configurations), LIVE_TRIED))
+            self.max_live = max(MAX_LIVE, min(len(self._configurations), LIVE_DRAWN))
         self.features = FeatureMap(candidates, prior=prior, learns_program=True)
-        self.surrogates = Surrogates(self.features, seed=drawn)
+        self.surrogates = Surrogates(self.features, seed=self._seed)
         self._memory_bytes = memory_bytes
         self._predicted_bytes: np.ndarray | None = None  # of each launch
         if prior is not None and memory_bytes is not None:
@@ -107,12 +110,6 @@ class CandidatePlanner(ProbePlanner):
         self._start_launches = self._promising_launches()
         launches = len(self._members)
         self._start_count = min(START_LAUNCHES, math.floor(launches**0.25 + 1e-9))
-        width = CANDIDATES_TRIED + LIVE_TRIED + MEASURED_TRIED
-        self._draws = (
-            normal_draws(SINGLE_DRAWS, 1, drawn),
-            normal_draws(JOINT_DRAWS, width, drawn + 1),
-        )
-        self._regret = RegretModel(self.surrogates, drawn + 2)
         self.slack_limits = SlackLimits(self._configurations, self._launch_of)
         self.unreached_clocks = UnreachedClocks(self._configurations)
         self.crash_causes = CrashCauses(candidates.launches)
@@ -281,10 +278,17 @@ class CandidatePlanner(ProbePlanner):
             if safe is None:
                 return None
             candidates = safe
-        acquisition = ProbeAcquisition(self.surrogates, state.cost, MAX_LIVE, self._draws)
-        best = acquisition.best(front, candidates, running_launch, state.question)
+        drawn = JointDraws(
+            self.surrogates,
+            front,
+            candidates,
+            state.question,
+            running_launch=running_launch,
+            seed=self._seed,
+        )
+        best = best_probe(drawn, state.cost, MAX_LIVE, running_launch)
         members = best.members[:1]
-        regret = self._regret_of(state.question, observations, front, candidates)
+        regret = self._regret_of(observations, drawn)
         before_end = None
         if state.question is None:
             measured = front[~np.isin(front.members, observations.pending)]
@@ -333,19 +337,11 @@ class CandidatePlanner(ProbePlanner):
             confirms=True,
         )
 
-    def _regret_of(
-        self,
-        question: Question | None,
-        observations: Observations,
-        front: CandidateView,
-        candidates: CandidateView,
-    ) -> RegretEstimate | None:
+    def _regret_of(self, observations: Observations, drawn: JointDraws) -> RegretEstimate | None:
         # None with too few measurements to fit the hyperparameters, and until two live settings of
         # a launch are measured: launches begin at like settings, which tell nothing of the others.
         few = len(observations.measured) < LEAST_MEASUREMENTS
-        if few or not self._live_varied(observations):
-            return None
-        return self._regret.estimate(front, candidates, question)
+        return None if few or not self._live_varied(observations) else regret_of(drawn)
 
     def _live_varied(self, observations: Observations) -> bool:
         launches = [int(self._launch_of[i]) for i in {m.candidate for m in observations.measured}]

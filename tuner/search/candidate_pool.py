@@ -8,13 +8,13 @@ launch knob are added. The sample is renewed whenever the hyperparameters are fi
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from tuner.models.memory_margin import REFUSED_BELOW
-from tuner.models.surrogate.surrogates import Surrogates
+from tuner.models.surrogate.surrogates import Posterior, Surrogates
 from tuner.pareto import nondominated
-from tuner.search.acquisition import CandidateView
 from tuner.search.observations import Observations
 from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration, Settings
@@ -24,6 +24,8 @@ ALL_CANDIDATES = 100_000
 #: measurements^2 x candidates from which fewer are taken, what their posterior takes (0.1 s of a
 #: core), and the number that is taken however many measurements there are.
 MOST_WORK, LEAST_TAKEN = 400_000_000, 1000
+#: Chance from which a candidate is not left for last where nothing is worth anything.
+LIKELY = 0.5
 
 
 def launch_codes(launches: Sequence[Settings]) -> np.ndarray:
@@ -57,6 +59,38 @@ def one_of_each_stretch(ordered: np.ndarray, count: int, rng: np.random.Generato
     step = len(ordered) / count
     places = (rng.random(count) + np.arange(count)) * step
     return np.asarray(ordered[np.unique(places.astype(int))])
+
+
+@dataclass(frozen=True)
+class CandidateView:
+    """Candidates and what is expected of them: those that may be proposed, or those measured."""
+
+    members: np.ndarray  # numbers of the candidates, (n,)
+    launch_of: np.ndarray
+    posterior: Posterior
+    # probability that each fits in memory and that no rule leaves it out rightly, (n,). None is
+    # closed by it: it weighs what a candidate is worth.
+    chances: np.ndarray
+    gpus: np.ndarray
+
+    def __getitem__(self, rows: np.ndarray) -> CandidateView:
+        """Return the view of these rows alone."""
+        return CandidateView(*(value[rows] for value in vars(self).values()))
+
+    @property
+    def points(self) -> np.ndarray:
+        """Expected log energy and log time of each, (n, 2)."""
+        return np.column_stack([self.posterior.log_energy, self.posterior.log_time])
+
+    @property
+    def likely(self) -> np.ndarray:
+        """Rows of those with an even chance, or, if none has, with the best one."""
+        return np.flatnonzero(self.chances >= min(LIKELY, self.chances.max()))
+
+    def counting(self, draws: int) -> np.ndarray:
+        """Return a mask of the draws in which each counts, (draws, n)."""
+        shares = (np.random.default_rng(0).permutation(draws) + 0.5) / draws
+        return np.asarray(shares[:, None] < self.chances)
 
 
 class CandidatePool:

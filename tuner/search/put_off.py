@@ -26,7 +26,7 @@ from scipy.stats import norm
 
 from tuner.models.surrogate.surrogates import POWER_NOISE, TIME_NOISE, Posterior
 from tuner.models.surrogate.ties import TOLERANCE
-from tuner.search.acquisition import CandidateView
+from tuner.search.candidate_pool import CandidateView
 from tuner.search.observations import Observation, Observations
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.workload.node.measure.measurement import CLOCK_SHARE

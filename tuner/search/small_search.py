@@ -15,8 +15,8 @@ import numpy as np
 
 from tuner.models.memory_margin import MemoryMargin
 from tuner.problem.constraints import OBJECTIVES
-from tuner.search.acquisition import LIKELY
 from tuner.search.candidate_planner import CandidatePlanner
+from tuner.search.candidate_pool import LIKELY
 from tuner.search.crash_causes import LAST
 from tuner.search.observations import Observations
 from tuner.search.planner import PlanningState, ProbePlan

@@ -1,4 +1,4 @@
-"""Acquisition: improvement per joule, launches and live settings chosen together."""
+"""Score: improvement per joule, launches and live settings chosen together."""
 
 from __future__ import annotations
 
@@ -9,16 +9,11 @@ import pytest
 
 from tuner.models.surrogate.features import FeatureMap
 from tuner.models.surrogate.surrogates import Surrogates
-from tuner.pareto import hypervolume
 from tuner.problem.probe_cost import ProbeCost
-from tuner.search.acquisition import (
-    CandidateView,
-    ProbeAcquisition,
-    Scored,
-    farthest,
-    normal_draws,
-    search_reference,
-)
+from tuner.search.candidate_planner import farthest
+from tuner.search.candidate_pool import CandidateView
+from tuner.search.joint_draws import LIVE_DRAWN, OPEN_DRAWN, JointDraws, normal_draws
+from tuner.search.score import Scored, best_probe
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.space import Candidates
 from tuner.testing.studies import measured, record
@@ -66,9 +61,8 @@ def choose(
     measured: list[int], cost: ProbeCost, *, max_live: int = 4, running_launch: int | None = None
 ) -> Scored:
     front, view, surrogates = view_of(measured)
-    draws = normal_draws(64, 1, 0), normal_draws(64, 128, 1)
-    acquisition = ProbeAcquisition(surrogates, cost, max_live, draws)
-    return acquisition.best(front, view, running_launch)
+    drawn = JointDraws(surrogates, front, view, running_launch=running_launch)
+    return best_probe(drawn, cost, max_live, running_launch)
 
 
 MEASURED = [4, 13, 22, 26, 18, 8]  # launches of micro-batch 1, 2 and 4
@@ -79,7 +73,7 @@ def test_a_probe_is_one_launch_and_open_settings_only() -> None:
     launches = {CONFIGURATIONS[i].launch for i in best.members}
     assert len(launches) == 1
     assert not set(best.members) & set(MEASURED)
-    assert len(set(best.members)) == len(best.members) <= 4
+    assert len(set(best.members)) == len(best.members) <= 4 + 1  # and where it begins
     assert best.score > 0
     assert best.cost_J > best.first_J > 0
     assert 0 < best.expected_gain < 1
@@ -135,13 +129,17 @@ def test_nothing_to_gain_is_worth_nothing_but_still_names_a_probe() -> None:
     assert best.cost_J == best.first_J > 0
 
 
-def test_the_reference_reaches_as_far_as_the_predicted_front() -> None:
-    posterior = fitted(MEASURED).predict(CONFIGURATIONS)
-    t, p = truth(CONFIGURATIONS[MEASURED[0]])
-    front = np.log([[t * p, t]])
-    reference = search_reference(front, posterior)
-    assert (reference > front[0] + 0.005 - 1e-9).all()
-    assert hypervolume(front, reference) > 0
+def test_the_launches_with_the_most_to_gain_are_drawn_and_the_running_one_is() -> None:
+    front, view, surrogates = view_of(MEASURED)
+    members = np.arange(len(view.members))
+    many = view[np.concatenate([members, *8 * [members]])]  # nine times as many
+    many = replace(many, launch_of=np.arange(len(many.members)) // 9)
+    drawn = JointDraws(surrogates, front, many, running_launch=2)
+    kept = drawn.still_open
+    assert OPEN_DRAWN - 9 < len(kept.members) <= OPEN_DRAWN + LIVE_DRAWN
+    assert 2 in kept.launch_of
+    for launch in np.unique(kept.launch_of):  # a launch is drawn whole
+        assert (kept.launch_of == launch).sum() == (many.launch_of == launch).sum()
 
 
 def test_draws_are_standard_normal_and_fixed_by_the_seed() -> None:

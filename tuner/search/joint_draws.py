@@ -1,0 +1,143 @@
+"""Joint draws of what is measured and of the open candidates that matter.
+
+One set of draws tells what a probe is worth (`tuner.search.score`), what the search still misses
+(`tuner.search.regret`), and both for a question. Each draw is at hyperparameters of its own, and
+they are as wide as the intervals of the answer, because the plain posterior is too sure of itself
+after a few measurements.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property, lru_cache
+
+import numpy as np
+from scipy.stats import norm, qmc
+
+from tuner.models.surrogate.surrogates import Surrogates
+from tuner.models.surrogate.ties import ranked
+from tuner.pareto import improvement
+from tuner.search.candidate_pool import CandidateView
+from tuner.search.log_regret import LogRegret
+from tuner.search.question import Question
+
+#: Number of draws.
+DRAWS = 128
+#: Measured candidates that are drawn, those nearest to the front; open ones, those with the most to
+#: gain, a whole launch at a time; and settings of one launch, at most.
+MEASURED_DRAWN, OPEN_DRAWN, LIVE_DRAWN = 64, 128, 64
+#: What an open candidate may gain is judged this number of standard deviations below its mean.
+OPTIMISM_SD = 2.0
+#: Added to the log time of a candidate in draws in which it does not count.
+FAR = 50.0
+
+
+@lru_cache(maxsize=4)
+def normal_draws(draws: int, width: int, seed: int) -> np.ndarray:
+    """Return quasi-random standard normal draws (scrambled Sobol), (draws, 2, width)."""
+    engine = qmc.Sobol(2 * width, scramble=True, seed=seed)
+    uniform = np.clip(engine.random(draws), 1e-9, 1 - 1e-9)
+    return np.asarray(norm.ppf(uniform)).reshape(draws, 2, width)
+
+
+class JointDraws:
+    """Draws of log energy and log time, (draws, known + open).
+
+    Attributes:
+        known, still_open: the candidates that are drawn.
+        counts: whether each counts in each draw: what hardly fits, or hardly runs as set, counts
+            in few.
+    """
+
+    def __init__(
+        self,
+        surrogates: Surrogates,
+        known: CandidateView,
+        still_open: CandidateView,
+        question: Question | None = None,
+        *,
+        running_launch: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.surrogates, self.question = surrogates, question
+        promise, near = _promise(surrogates, known, still_open, question)
+        self.known = known[np.sort(ranked(near)[:MEASURED_DRAWN])]
+        self.still_open = still_open[_whole_launches(still_open.launch_of, promise, running_launch)]
+        self._count = len(self.known.members)
+        both = np.append(self.known.members, self.still_open.members)
+        width = MEASURED_DRAWN + OPEN_DRAWN + LIVE_DRAWN
+        time, power = surrogates.sample(both, normal_draws(DRAWS, width, seed), wide=True)
+        self.counts = np.ones(time.shape, dtype=bool)
+        self.counts[:, self._count :] = self.still_open.counting(DRAWS)
+        self.energy, self.time = time + power, time
+
+    @cached_property
+    def front(self) -> LogRegret:
+        """Regret of the front, what does not count far behind it."""
+        far = np.where(self.counts, 0.0, FAR)
+        return LogRegret(self.energy + far, self.time + far, measured=self._count)
+
+    @cached_property
+    def losses(self) -> np.ndarray:
+        """Loss of each in each draw; infinite where it does not count."""
+        assert self.question is not None
+        gpus = np.append(self.known.gpus, self.still_open.gpus)
+        worst = self.question.objective(self.energy, self.time, gpus).max(axis=1, keepdims=True)
+        losses = self.question.loss(self.energy, self.time, gpus, worst)
+        return np.where(self.counts, losses, np.inf)
+
+    @property
+    def answer_gains(self) -> np.ndarray:
+        """What each open candidate improves the answer by, (draws, open)."""
+        least = self.losses[:, : self._count].min(axis=1, keepdims=True)
+        return np.maximum(least - self.losses[:, self._count :], 0.0)
+
+    @property
+    def mean_losses(self) -> np.ndarray:
+        """Loss of each open candidate at its expected figures, (open,)."""
+        assert self.question is not None
+        energy, time = self.still_open.points.T
+        worst = float(self.question.objective(energy, time, self.still_open.gpus).max())
+        return self.question.loss(energy, time, self.still_open.gpus, worst)
+
+
+def _promise(
+    surrogates: Surrogates,
+    known: CandidateView,
+    still_open: CandidateView,
+    question: Question | None,
+) -> tuple[np.ndarray, np.ndarray]:
+    # What each open candidate may gain, and how near each known one is to the front or the answer.
+    posterior, (wide_t, wide_p) = still_open.posterior, surrogates.widening
+    best_t = posterior.log_time - OPTIMISM_SD * wide_t * posterior.log_time_std
+    best_p = posterior.log_power - OPTIMISM_SD * wide_p * posterior.log_power_std
+    points, best = known.points, np.column_stack([best_t + best_p, best_t])
+    if question is None:
+        reference = np.maximum(points.max(axis=0), best.max(axis=0)) + 1.0
+        gains = improvement(points, best[:, 0], best[:, 1], reference)
+        behind = (points[:, None] - points[None]).max(axis=2).max(axis=1)
+        return gains * still_open.chances, -behind
+    gpus = np.append(known.gpus, still_open.gpus)
+    energy, time = np.vstack([points, best]).T
+    worst = float(question.objective(energy, time, gpus).max())
+    losses = question.loss(energy, time, gpus, worst)
+    measured, possible = np.split(losses, [len(points)])
+    return np.maximum(measured.min() - possible, 0.0) * still_open.chances, -measured
+
+
+def _whole_launches(
+    launch_of: np.ndarray, promise: np.ndarray, running_launch: int | None
+) -> np.ndarray:
+    # In the order of the candidates: a candidate's draws do not change with its rank.
+    order = ranked(promise)
+    _, first = np.unique(launch_of[order], return_index=True)
+    launches = launch_of[order][np.sort(first)]
+    drawn: list[np.ndarray] = []
+    count = 0
+    for launch in sorted(launches, key=lambda each: each != running_launch):
+        rows = order[launch_of[order] == launch][:LIVE_DRAWN]
+        if count + len(rows) <= OPEN_DRAWN + (launch == running_launch) * LIVE_DRAWN:
+            drawn.append(rows)
+            count += len(rows)
+        if count >= OPEN_DRAWN:
+            break
+    return np.sort(np.concatenate(drawn))
