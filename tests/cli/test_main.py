@@ -239,7 +239,13 @@ def test_estimated_figures_say_so(capsys, tmp_path):
     assert "energy, estimated" in out
 
 
-@pytest.mark.parametrize("command", ["list jobs", "list clusters", "list spaces", "doctor"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("list jobs", "list clusters", "list spaces"),
+        pytest.param("doctor", marks=pytest.mark.slow),
+    ],
+)
 def test_what_is_named_and_offered(capsys, command):
     what = command.split()
     code, out, _ = run(capsys, *what)

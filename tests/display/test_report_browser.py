@@ -101,8 +101,17 @@ def check(
     return said
 
 
-@pytest.mark.parametrize("width", [1200, 500])
-@pytest.mark.parametrize("make", [large_result, small_result, hostile_result])
+@pytest.mark.parametrize(
+    ("make", "width"),
+    [
+        (large_result, 500),
+        pytest.param(hostile_result, 1200, marks=pytest.mark.slow),
+        pytest.param(small_result, 1200, marks=pytest.mark.slow),
+        pytest.param(large_result, 1200, marks=pytest.mark.long),
+        pytest.param(hostile_result, 500, marks=pytest.mark.long),
+        pytest.param(small_result, 500, marks=pytest.mark.long),
+    ],
+)
 def test_report_in_a_browser(make, width: int, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
     said = check(tmp_path / "report.html", make(), width)
     assert said["drawn"]
@@ -153,6 +162,7 @@ def explanation(result: Result) -> Explanation:
     return Explanation(result.best, knobs=(effect,))
 
 
+@pytest.mark.slow
 def test_at_the_width_of_a_phone_nothing_overflows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,8 +197,15 @@ def check_in_frame(
     return said
 
 
-@pytest.mark.parametrize(("screen", "most_px"), [((1400, 900), 300), ((400, 800), 700)])
-@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize(
+    ("screen", "most_px", "dark"),
+    [
+        ((1400, 900), 300, False),
+        pytest.param((400, 800), 700, True, marks=pytest.mark.slow),
+        pytest.param((1400, 900), 300, True, marks=pytest.mark.long),
+        pytest.param((400, 800), 700, False, marks=pytest.mark.long),
+    ],
+)
 def test_the_front_comes_first(
     screen: tuple[int, int], most_px: int, dark: bool, tmp_path: Path
 ) -> None:
@@ -212,6 +229,7 @@ def test_of_two_points_no_band_is_drawn() -> None:
     assert "80 % band of the true front" not in names
 
 
+@pytest.mark.slow
 def test_a_figure_as_a_picture(tmp_path: Path) -> None:
     picture = draw_figure(front_figure(large_result()), tmp_path / "front.png", width=800, scale=1)
     data = picture.read_bytes()

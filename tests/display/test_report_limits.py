@@ -92,7 +92,15 @@ def in_kilowatt_hours() -> Result:
 
 
 @pytest.mark.browser
-@pytest.mark.parametrize("make", [large_result, small_result, failed_again, in_kilowatt_hours])
+@pytest.mark.parametrize(
+    "make",
+    [
+        small_result,
+        pytest.param(large_result, marks=pytest.mark.slow),
+        pytest.param(failed_again, marks=pytest.mark.long),
+        pytest.param(in_kilowatt_hours, marks=pytest.mark.slow),
+    ],
+)
 def test_in_every_cell_the_page_shows_the_choice_of_the_command(
     make: Callable[[], Result], tmp_path: Path
 ) -> None:

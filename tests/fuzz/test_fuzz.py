@@ -58,7 +58,15 @@ def _check_sentence(error: InputError) -> None:
     assert "\n" not in str(error)
 
 
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(
+            kind, id=kind.name, marks=[pytest.mark.slow] if kind.name.startswith("vendors'") else []
+        )
+        for kind in KINDS
+    ],
+)
 def test_a_sample_of_each_kind_gives_no_traceback(kind: Kind) -> None:
     seen = fuzz(kind, range(12 if kind.share >= 1 else 4), seed=1)
     assert not seen.wrong

@@ -218,6 +218,7 @@ def test_no_probe_starts_after_the_time_is_over(options):
     assert "its 80 s are over" in result.stopped
 
 
+@pytest.mark.slow
 @pytest.mark.searches
 def test_with_no_limit_named_it_visits_eight_to_twenty_four_launches(options):
     result = optimize(ModelRunner(), options)

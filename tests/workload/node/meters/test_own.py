@@ -290,6 +290,7 @@ def test_a_search_on_a_users_meter_names_it_and_resumes_with_it_alone(
     assert "name the same meter (--meter), or give another name" in said
 
 
+@pytest.mark.slow
 def test_a_meter_that_fails_in_a_probe_is_the_nodes_fault(
     tmp_path: Path, chosen: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
