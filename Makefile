@@ -19,14 +19,14 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # tests of the search take five times as long with two.
 ONE_THREAD := OMP_NUM_THREADS=1
 
-# Two tests share the cores, and three of the slow ones, which wait for processes, but for those that
-# measure time or energy, start Ray, or become another user: these run one after the other. In the
-# everyday suite they leave a core to `check`; a quiet test, which nothing may disturb, is slow.
+# Three tests share two cores, because many wait for processes, but for those that measure time or
+# energy, start Ray, or become another user: these run one after the other. In the everyday suite
+# they leave a core to `check`; a quiet test, which nothing may disturb, is slow.
 ALONE := quiet or ray or root
 # Each part prints its slowest tests, and leaves the duration of every test in build/durations.
 PYTEST = MAKEFLAGS= PATH="$(abspath $(BIN)):$$PATH" $(ONE_THREAD) $(BIN)/python -m pytest -q -rs \
     --durations=15 --durations-min=1 --junitxml=build/durations/$@.xml
-SHARED = -n 2 --dist worksteal
+SHARED = -n 3 --dist worksteal
 
 .PHONY: run demo test check-and-alone everyday-shared everyday-alone check releases slow slow-shared slow-alone other-cpu lowest middle all-knobs long release \
     docs install hashes sbom clean
@@ -106,7 +106,7 @@ everyday-alone: install
 slow: slow-shared slow-alone
 
 slow-shared: install
-	$(PYTEST) $(SHARED) -n 3 -m "slow and not all_knobs and not long and not ($(ALONE))"
+	$(PYTEST) $(SHARED) -m "slow and not all_knobs and not long and not ($(ALONE))"
 
 slow-alone: install
 	$(PYTEST) -m "slow and not all_knobs and not long and ($(ALONE))"

@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from benchmarks.startup import HEAVY
 from tuner.testing.commands import finished
 
@@ -35,6 +37,7 @@ for words in (*lists, ["doctor", "--brief"], ["show", "--html", "--runs-dir", {r
 """
 
 
+@pytest.mark.slow
 def test_replay_front_and_report_need_only_the_core(tmp_path: Path) -> None:
     code = CORE.format(table=str(SHIPPED), runs=str(tmp_path), missing=MISSING)
     done = finished([sys.executable, "-c", code], timeout=120)

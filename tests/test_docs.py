@@ -187,6 +187,7 @@ def test_every_message_of_the_troubleshooting_page_is_in_the_source() -> None:
     assert not [sentence for sentence in quoted if sentence not in joined]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("mkdocs") is None, reason="needs the docs extra")
 def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     site = tmp_path / "site"

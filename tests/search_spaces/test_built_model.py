@@ -226,6 +226,7 @@ def test_sizes_that_do_not_divide_are_one_sentence(answers):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_listed_family_with_layers_that_no_formula_counts_is_built():
     pytest.importorskip("transformers")
     crossed = {"model_type": "gpt2", **CROSSED}
@@ -234,6 +235,7 @@ def test_a_listed_family_with_layers_that_no_formula_counts_is_built():
     assert ModelFacts.from_config(plain).parameters == built_parameters(plain)
 
 
+@pytest.mark.slow
 def test_code_of_a_models_folder_never_runs(tmp_path, monkeypatch):
     pytest.importorskip("transformers")
     code = f"open({str(tmp_path / 'ran')!r}, 'w').close()\nclass Config: ...\nclass Model: ...\n"

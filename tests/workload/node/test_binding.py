@@ -92,6 +92,7 @@ def _shown(log: Path) -> bool:
 @pytest.mark.real
 @two_cores
 @needs_numactl
+@pytest.mark.slow
 def test_second_day_6_ranks_have_the_cores_that_the_command_asks_for(
     start: Callable[..., Any],
 ) -> None:

@@ -104,6 +104,7 @@ class TestParts:
         assert why_shm_is_small(2 * GIB, 8) == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("root", [True, False])
 def test_doctor_ends_with_what_is_missing_and_exit_code_1(
     root: bool,

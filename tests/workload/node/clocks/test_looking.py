@@ -47,7 +47,13 @@ class TestOnTwin:
             pass
         assert node.log == []
 
-    @pytest.mark.parametrize("words", [["doctor"], ["optimize", "--no-clocks", "--dry-run"]])
+    @pytest.mark.parametrize(
+        "words",
+        [
+            pytest.param(["doctor"], marks=pytest.mark.slow),
+            ["optimize", "--no-clocks", "--dry-run"],
+        ],
+    )
     def test_second_day_13_commands_that_look_set_nothing(
         self, node: TwinNode, tmp_path: Path, words: list[str]
     ) -> None:
