@@ -24,8 +24,9 @@ LIMIT_S = 3.0
 #: runnable processes on two cores it takes 1.3 times as long in the median, and a search 1.7 times
 #: as long: it leaves the caches between its turns, and the loop does not.
 REFERENCE_S = 0.013
-#: A test may take this many times the limit, because a search suffers more than the loop does.
-MARGIN = 1.5
+#: A test may take this many times the limit, because a search suffers more than the loop does: CI
+#: fails, and a machine that is busy for a moment must not fail it.
+MARGIN = 2.0
 #: Marks of tests without a limit.
 UNLIMITED = ("slow", "long", "all_knobs")
 #: Packages that take seconds to import.

@@ -41,6 +41,7 @@ def test_torch_counts_gradients_of_adapters_alone() -> None:
     assert counted.kept < count(everything, 1, "none").kept
 
 
+@pytest.mark.slow
 def test_torch_counts_what_fsdp2_holds() -> None:
     parameters = facts_of(JOB).parameters
     sizes = {
