@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,12 +18,11 @@ from typing import Any
 from tuner.search_spaces.errors import InputError
 from tuner.workload.node.meters.base import MeterError, NoDriver, Reading, each_device, over_devices
 from tuner.workload.node.meters.settling import (
-    POLL_S,
-    SETTLE_MAX_S,
     SILENT_S,
     Edge,
     Integral,
     LostJoules,
+    WatchedMeter,
 )
 from tuner.workload.node.meters.timeline import Ticker
 from tuner.workload.records.power_sample import PowerSample
@@ -194,7 +192,7 @@ class _Accumulator:
         return value_J - self._start_J
 
 
-class AmdMeter:
+class AmdMeter(WatchedMeter):
     """Energy and power of the visible GPUs, scope "gpu".
 
     MeterError if amdsmi does not start, no GPU is visible, or one tells no power: of an MI250X's
@@ -209,8 +207,8 @@ class AmdMeter:
         sleep: Callable[[float], None] = time.sleep,
         sample_period_s: float = 0.05,
     ) -> None:
-        self._clock, self._sleep, self._stack = clock, sleep, contextlib.ExitStack()
-        self._lock, self._broken = threading.Lock(), ""
+        super().__init__(clock, sleep)
+        self._stack = contextlib.ExitStack()
         self._ticker: Ticker | None = None
         with contextlib.ExitStack() as until_open:
             self.gpus = until_open.enter_context(opened(environ))
@@ -270,22 +268,6 @@ class AmdMeter:
             )
         ]
 
-    def _integrate(self) -> None:
-        with contextlib.suppress(MeterError):  # the next reader is told
-            self.read()
-
-    @contextlib.contextmanager
-    def _reading(self) -> Iterator[None]:
-        # With the lock held; lost joules break the meter for good.
-        with self._lock:
-            if self._broken:
-                raise MeterError(self._broken)
-            try:
-                yield
-            except LostJoules as error:
-                self._broken = str(error)
-                raise
-
     def read(self) -> Reading:
         """Return the joules of all GPUs since the meter was opened."""
         with self._reading():
@@ -301,18 +283,11 @@ class AmdMeter:
                 Edge(source, called_s, counts=isinstance(source, _Accumulator))
                 for source in self._sources
             ]
-            waiting = list(edges)
-            while waiting and self._clock() - called_s < SETTLE_MAX_S:
-                self._sleep(POLL_S)
-                waiting = [edge for edge in waiting if not edge.poll(self._clock)]
-            edge_s = self._clock() if opens else called_s
-            energy_J = math.fsum(edge.energy_J(edge_s) for edge in edges)
-            return Reading(edge_s, energy_J, math.fsum(edge.doubt_J(called_s) for edge in edges))
+            return self._at_edge(edges, called_s, opens=opens)
 
     def sample(self) -> PowerSample:
         """Return the power of all GPUs, with clocks, temperature, utilisation and throttling."""
-        if self._broken:
-            raise MeterError(self._broken)
+        self._check()
         now_s = self._clock()
         powers = [gpu.power_W() for gpu in self.gpus]
         states = [gpu.state() for gpu in self.gpus]

@@ -12,9 +12,8 @@ from __future__ import annotations
 import contextlib
 import math
 import re
-import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -29,11 +28,11 @@ from tuner.workload.node.meters.gpus import (
 )
 from tuner.workload.node.meters.settling import (
     POLL_S,
-    SETTLE_MAX_S,
     SILENT_S,
     Edge,
     Integral,
     LostJoules,
+    WatchedMeter,
 )
 from tuner.workload.node.meters.time_meter import NoEnergy
 from tuner.workload.node.meters.timeline import Ticker
@@ -105,7 +104,7 @@ def _module_W(gpu: Gpu) -> float:
     return gpu.field_W("NVML_POWER_SCOPE_MODULE")
 
 
-class NvmlMeter:
+class NvmlMeter(WatchedMeter):
     """Energy and power of the visible GPUs, scope "gpu", or "module" if NVML has no other.
 
     MeterError if NVML does not start, no GPU is visible, or one tells neither energy nor power;
@@ -121,10 +120,8 @@ class NvmlMeter:
         sample_period_s: float = 0.05,
     ) -> None:
         self._nvml = open_nvml()
-        self._clock, self._sleep, self._sample_period_s = clock, sleep, sample_period_s
-        self._lock = threading.Lock()
-        self._broken = ""
-        self._closed = False
+        super().__init__(clock, sleep)
+        self._sample_period_s, self._closed = sample_period_s, False
         self._ticker: Ticker | None = None
         self._period_s: float | None = None
         self._averaged: set[str] = set()  # GPUs that tell a 1 s average only
@@ -221,25 +218,11 @@ class NvmlMeter:
             alone, whole = gpu_J.energy_J(now_s), module_J.energy_J(now_s)
         return now_s > began_s and abs(counted - whole) < abs(counted - alone)
 
-    def _integrate(self) -> None:
-        # What cannot be read now, or is lost for good, the next reader is told.
-        with contextlib.suppress(MeterError):
-            self.read()
-
-    def _check(self) -> None:
-        if self._broken:
-            raise MeterError(self._broken)
-
     @contextlib.contextmanager
-    def _reading(self) -> Any:
-        # With the lock held; lost joules break the meter for good.
-        with self._lock:
-            self._check()
+    def _reading(self) -> Iterator[None]:
+        with super()._reading():
             try:
                 yield
-            except LostJoules as error:
-                self._broken = str(error)
-                raise
             except self._nvml.NVMLError as error:
                 raise MeterError(f"NVML does not tell the GPUs' energy: {error}") from error
 
@@ -273,15 +256,7 @@ class NvmlMeter:
                 )
                 for source, smooths in zip(self._sources, self._smooth, strict=True)
             ]
-            waiting = dict(enumerate(edges))
-            tries = round(SETTLE_MAX_S / POLL_S)
-            while waiting and tries > 0 and self._clock() - called_s < SETTLE_MAX_S:
-                self._sleep(POLL_S)
-                tries -= 1
-                waiting = {i: edge for i, edge in waiting.items() if not edge.poll(self._clock)}
-            edge_s = self._clock() if opens else called_s
-            energy_J = math.fsum(edge.energy_J(edge_s) for edge in edges)
-            return Reading(edge_s, energy_J, math.fsum(edge.doubt_J(called_s) for edge in edges))
+            return self._at_edge(edges, called_s, opens=opens)
 
     @property
     def resolution_s(self) -> float:

@@ -5,10 +5,13 @@ Independent of the vendor: a source is read by time, and says when it was update
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import math
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
-from tuner.workload.node.meters.base import MeterError
+from tuner.workload.node.meters.base import MeterError, Reading
 
 #: A counter that has not moved for so long is broken: it updates every 20 to 100 ms
 #: (ML.ENERGY blog; arXiv 2312.02741), and no GPU draws nothing. Power that was not sampled for so
@@ -187,3 +190,48 @@ class Edge:
     def doubt_J(self, called_s: float) -> float:
         """Return the joules that power which still falls may have added since a time."""
         return self._settling.doubt_J(called_s, self._first_J)
+
+
+class WatchedMeter:
+    """Base of the meters whose sources are watched at a window's edge; a subclass has `read`.
+
+    Lost joules break the meter for good.
+    """
+
+    def __init__(self, clock: Callable[[], float], sleep: Callable[[float], None]) -> None:
+        self._clock, self._sleep = clock, sleep
+        self._lock, self._broken = threading.Lock(), ""
+
+    def read(self) -> Reading:
+        """Return the joules since the meter was opened."""
+        raise NotImplementedError
+
+    def _integrate(self) -> None:
+        # The next reader meets the error.
+        with contextlib.suppress(MeterError):
+            self.read()
+
+    def _check(self) -> None:
+        if self._broken:
+            raise MeterError(self._broken)
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        with self._lock:
+            self._check()
+            try:
+                yield
+            except LostJoules as error:
+                self._broken = str(error)
+                raise
+
+    def _at_edge(self, edges: Sequence[Edge], called_s: float, *, opens: bool) -> Reading:
+        # Watch the sources, while their devices are idle, until each counts the idle power alone.
+        waiting, tries = list(edges), round(SETTLE_MAX_S / POLL_S)
+        while waiting and tries > 0 and self._clock() - called_s < SETTLE_MAX_S:
+            self._sleep(POLL_S)
+            tries -= 1
+            waiting = [edge for edge in waiting if not edge.poll(self._clock)]
+        edge_s = self._clock() if opens else called_s
+        energy_J = math.fsum(edge.energy_J(edge_s) for edge in edges)
+        return Reading(edge_s, energy_J, math.fsum(edge.doubt_J(called_s) for edge in edges))

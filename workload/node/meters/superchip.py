@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import contextlib
 import re
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tuner.workload.node.meters.base import Meter, MeterError, Reading
-from tuner.workload.node.meters.settling import POLL_S, SETTLE_MAX_S, Edge, Integral, LostJoules
+from tuner.workload.node.meters.settling import Edge, Integral, LostJoules, WatchedMeter
 from tuner.workload.node.meters.timeline import Ticker
 from tuner.workload.records.power_sample import PowerSample
 from tuner.workload.records.probe import MeterInfo
@@ -70,7 +69,7 @@ def channels(root: Path) -> list[Channel]:
     return [found[key] for key in sorted(found)]
 
 
-class SuperchipMeter:
+class SuperchipMeter(WatchedMeter):
     """Energy of all superchip modules of this node, scope "module".
 
     Args:
@@ -100,8 +99,8 @@ class SuperchipMeter:
                 f"{len(self._modules)} superchip modules and {count} visible GPUs: which of them "
                 "belong together is not known"
             )
-        self._gpus, self._clock, self._sleep = gpus, clock, sleep
-        self._lock, self._broken = threading.Lock(), ""
+        super().__init__(clock, sleep)
+        self._gpus = gpus
         self._energy = Integral(self._power_W, clock())
         self._compared = (gpus.read(), 0.0)  # energies of GPUs and of modules at the last edge
         self.resolution_s = max(0.1, gpus.resolution_s)
@@ -122,22 +121,6 @@ class SuperchipMeter:
     def _power_W(self) -> float:
         return sum(channel.power_W() for channel in self._modules)
 
-    def _integrate(self) -> None:
-        with contextlib.suppress(MeterError):  # the next reader is told
-            self.read()
-
-    @contextlib.contextmanager
-    def _reading(self):  # type: ignore[no-untyped-def]
-        # With the lock held; lost joules break the meter for good.
-        with self._lock:
-            if self._broken:
-                raise MeterError(self._broken)
-            try:
-                yield
-            except LostJoules as error:
-                self._broken = str(error)
-                raise
-
     def read(self) -> Reading:
         """Return the joules of all modules since the meter was opened."""
         with self._reading():
@@ -153,10 +136,7 @@ class SuperchipMeter:
         with self._reading():
             called_s = self._clock()
             edge = Edge(self._energy, called_s, counts=False)
-            while self._clock() - called_s < SETTLE_MAX_S and not edge.poll(self._clock):
-                self._sleep(POLL_S)
-            edge_s = self._clock() if opens else called_s
-            found = Reading(edge_s, edge.energy_J(edge_s), edge.doubt_J(called_s))
+            found = self._at_edge([edge], called_s, opens=opens)
             self._compare()
             return found
 
@@ -175,8 +155,7 @@ class SuperchipMeter:
 
     def sample(self) -> PowerSample:
         """Return the modules' power, with "gpu_W", "grace_W", "cpu_W" and "sysio_W" beside it."""
-        if self._broken:
-            raise MeterError(self._broken)
+        self._check()
         gpus = self._gpus.sample()
         beside = {"gpu_W": gpus.power_W}
         for channel in self._parts:
