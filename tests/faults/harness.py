@@ -368,6 +368,9 @@ def count_losses(run: RunFolder, ledger: Path, storage: str | None = None) -> tu
     }
     names = Counter(record.request.probe_id for record in records)
     lost = sum((made - kept).values()) + len(asked - set(told))
+    if lost:
+        print(f"lost: {made - kept} were measured, and are not in the trace")
+        print(f"lost: {asked - set(told)} are in the trace, and not in the study")
     twice = sum(n - 1 for n in names.values()) + sum(n - 1 for n in told.values())
     return lost, twice, sum(t.state == TrialState.RUNNING for t in trials)
 

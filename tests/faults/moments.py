@@ -304,9 +304,12 @@ class Kind:
         ]
         said = child.said + again.said
         told = child.code not in (1, 2) or bool(sentence(child.said))
-        differs = expected is not None and not same_front(front_of(again), expected)
+        front = front_of(again)
+        differs = expected is not None and not same_front(front, expected)
         return Outcome(
-            said=sentence(child.said) or "nothing: the same command continued",
+            said=f"{front} instead of {expected}; {again.said[-1500:]}"
+            if differs
+            else sentence(child.said) or "nothing: the same command continued",
             lost=lost,
             told_twice=twice,
             front_differs=int(differs),

@@ -204,6 +204,18 @@ def test_a_repeat_of_today_is_due_early_only_as_often_as_it_is_due_at_all(tmp_pa
     assert not repeat_due(problem, [record(), again, again], early=True)
 
 
+@pytest.mark.parametrize(
+    ("failures", "due"), [("node", True), ("node node", False), ("crash", False)]
+)
+def test_a_repeat_that_its_node_lost_is_made_again_once(
+    failures: str, due: bool, tmp_path: Path
+) -> None:
+    problem = spec_of(tmp_path).problem
+    again = record(request=replace(request(), purpose="verify"))
+    lost = [replace(again, failure=Failure(kind, "it ended")) for kind in failures.split()]
+    assert repeat_due(problem, [record(), again, *lost], early=True) == due
+
+
 @pytest.mark.slow
 def test_a_node_that_would_wait_launches_today_again_beside_the_others(tmp_path: Path) -> None:
     """The repeats of a search on one node stand alone; on four nodes no node waits for them."""

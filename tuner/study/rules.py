@@ -68,7 +68,10 @@ def repeat_due(problem: Problem, records: Sequence[ProbeRecord], *, early: bool 
     if len(problem.candidates.launches) < 2:  # of one launch, one effect
         return False
     due = sum(early or measured_launches(problem, records, count) for count in REPEAT_AFTER)
-    return sum(r.request.purpose == "verify" for r in records) < due
+    repeats = [r for r in records if r.request.purpose == "verify"]
+    lost = any(r.failure and not r.failure.blames_configuration for r in repeats)
+    # One that a node or an interrupt lost is made again, and not more: today's may end every node.
+    return len(repeats) - lost < due
 
 
 def idle_share(problem: Problem, records: Sequence[ProbeRecord]) -> float:
