@@ -33,6 +33,7 @@ def test_code_json_and_scripts_are_no_prose() -> None:
     assert words.printed(golden) == "$ tuner show r\ntoday\n== README.txt\nread\n$ notebook\nend\n"
 
 
+@pytest.mark.slow
 def test_figures_of_the_parser(capsys: pytest.CaptureFixture[str]) -> None:
     found = {figure.name: figure.value for figure in words.figures()}
     assert found["commands"] == sum(map(len, GROUPS.values())) == 17

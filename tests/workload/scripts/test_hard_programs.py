@@ -147,7 +147,10 @@ def _wait_until(holds: object) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize(("steps", "goes_on"), [([], False), (["--steps", "100"], True)])
+@pytest.mark.parametrize(
+    ("steps", "goes_on"),
+    [([], False), pytest.param(["--steps", "100"], True, marks=pytest.mark.slow)],
+)
 def test_a_deadline_without_a_length_is_refused_after_one_look(
     place: Path, steps: list[str], goes_on: bool
 ) -> None:
@@ -158,7 +161,7 @@ def test_a_deadline_without_a_length_is_refused_after_one_look(
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
-        timeout=60,
+        timeout=240,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         check=False,
     )
