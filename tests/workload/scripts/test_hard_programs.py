@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.scripts.lines import observe, write_program
+from tests.workload.scripts.launch_lines import observe, write_program
 from tests.workload.scripts.test_launch_lines import _running, place
 from tuner.search_spaces.errors import InputError
 
