@@ -36,7 +36,7 @@ CALL_LIMIT_S = 20.0
 #: Seconds by which the time of a reading may lie before its call: the counter's last update.
 OLDEST_S = 120.0
 #: Names of the package's own sources, which tell records of different meters apart.
-TAKEN = ("nvml", "superchip", "rapl", "estimated", "simulated", "time")
+TAKEN = ("nvml", "superchip", "amdsmi", "rapl", "estimated", "simulated", "table", "time")
 #: Parts of the protocol that must be callable.
 _CALLS = ("read", "boundary", "sample", "close")
 

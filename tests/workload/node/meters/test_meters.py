@@ -26,6 +26,7 @@ from tuner.workload.node.meters.nvml import NvmlMeter
 from tuner.workload.node.meters.rapl import RaplMeter
 from tuner.workload.node.meters.time_meter import NoEnergy
 from tuner.workload.node.meters.timeline import Timeline
+from tuner.workload.node.meters.user_meter import TAKEN
 from tuner.workload.node.platforms import PLATFORMS
 from tuner.workload.records.power_sample import PowerSample
 from tuner.workload.records.probe import MeterInfo
@@ -191,6 +192,7 @@ class TestContract:
         assert isinstance(rig.meter, Meter)
         info = rig.meter.info
         assert isinstance(info, MeterInfo)
+        assert info.name in TAKEN  # no meter of a user may have it
         assert info.scope == rig.scope
         assert info.estimated == rig.estimated
         assert len(info.source) > 10

@@ -17,6 +17,7 @@ from tuner.workload.node.facts import inspect_node
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.meters.amd import AmdMeter, opened
 from tuner.workload.node.meters.base import Meter, MeterError
+from tuner.workload.node.meters.user_meter import TAKEN
 from tuner.workload.node.platforms import platform_of
 from tuner.workload.node.platforms.amd import Amd
 from tuner.workload.node.platforms.base import Host
@@ -69,6 +70,7 @@ def test_energy_is_the_accumulators(made: Make, clock: FakeClock) -> None:
     stub = made(StubGpu(power_W=300), StubGpu(power_W=500))
     with closing(meter_of(clock)) as meter:
         assert isinstance(meter, Meter)
+        assert meter.info.name in TAKEN  # no meter of a user may have it
         assert "accumulators of 2 GPUs" in meter.info.source
         assert meter.info.independent
         first = meter.boundary(opens=True)

@@ -18,6 +18,7 @@ from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.measure.window import ProbeFailed
 from tuner.workload.node.meters import Meter
 from tuner.workload.node.meters.estimated_meter import EstimatedMeter
+from tuner.workload.node.meters.user_meter import TAKEN
 from tuner.workload.node.platforms import PLATFORMS, platform_of
 from tuner.workload.node.platforms.base import ClockFacts, DeviceFacts, GpuFacts, Host, Platform
 from tuner.workload.program.built_in_job import OFFLOAD_RULE, launchable
@@ -110,7 +111,9 @@ def test_every_platform_answers_on_a_machine_without_its_devices(
     assert platform.wait_for_release() < 5.0
     assert platform.facts().devices == ()
     assert platform.capabilities() == ""
-    assert platform.meters(load_cluster("cpu-2"))
+    meters = platform.meters(load_cluster("cpu-2"))
+    assert meters
+    assert set(meters) <= set(TAKEN)
 
 
 def test_a_machine_whose_gpus_are_hidden_is_one_of_cores(tmp_path: Path) -> None:
