@@ -51,6 +51,7 @@ class MeterFacts:
     name: str
     available: bool
     note: str
+    estimated: bool = False
 
 
 @dataclass(frozen=True)
@@ -143,10 +144,13 @@ class NodeFacts:
         if self.gpus:
             devices = f"{len(self.gpus)} x {self.gpus[0].name}, {self.cores:g} cores, {free}"
         meter = next((meter for meter in self.meters if meter.available), None)
-        estimated = meter is not None and meter.name == "estimated"
+        estimated = meter is not None and meter.estimated
         energy = "; ".join(["nothing here meters or estimates it", *(m.note for m in self.meters)])
         if meter is not None:
-            how = "estimated, not metered" if estimated else f"metered by {meter.name}"
+            how = f"metered by {meter.name}"
+            if estimated:
+                by = "" if meter.name == "estimated" else f" by {meter.name}"
+                how = f"estimated{by}, not metered"
             energy = f"{how}: {meter.note}"
         absent = [name for name in NEEDED if self.packages.get(name) is None]
         if absent:
@@ -158,9 +162,7 @@ class NodeFacts:
         elif self.missing:
             verdict = "probes train here; what is missing is listed below"
         elif estimated:
-            verdict = (
-                "ready, without an energy meter: times are measured, energies are time x watts"
-            )
+            verdict = "ready, without an energy meter: times are measured, energies are estimated"
         else:
             verdict = "ready: probes train here, in real DeepSpeed processes"
         versions = (f"{name} {version}" for name, version in self.packages.items() if version)
@@ -209,7 +211,8 @@ def _meter_facts(
             yield MeterFacts(name, False, str(error))
         else:
             meter.close()
-            yield MeterFacts(name, True, meter.info.source.removeprefix(f"{name}: "))
+            source = meter.info.source.removeprefix(f"{name}: ")
+            yield MeterFacts(name, True, source, meter.info.estimated)
 
 
 def _in_use(inspected: Sequence[tuple[Platform, DeviceFacts]]) -> tuple[Platform, DeviceFacts]:

@@ -241,6 +241,13 @@ def test_doctor_shows_it_or_why_it_does_not_open(
     assert any(f"meter {NAME}: opening failed" in line for line in facts.lines())
 
 
+def test_doctor_says_that_it_only_estimates() -> None:
+    name = f"{__name__}:Estimate"
+    with own_meter(name):
+        energy = inspect_node().lines()[2]
+    assert energy == f"energy    estimated by {name}, not metered: {INFO.source}"
+
+
 def test_the_governor_asks_the_meter_that_is_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
