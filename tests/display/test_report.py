@@ -31,7 +31,6 @@ from tuner.display.plots import (
 )
 from tuner.display.report import render_report, write_report
 from tuner.display.view import View
-from tuner.formatting import Units, change, number, percent
 from tuner.problem.constraints import Constraints
 from tuner.search_spaces.configuration import Configuration
 from tuner.testing.results import (
@@ -470,48 +469,7 @@ def test_every_colour_of_a_figure_has_a_dark_one() -> None:
 # -- words ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [
-        (0, "0"),
-        (0.01234, "0.0123"),
-        (1.0, "1.00"),
-        (12.345, "12.3"),
-        (123.4, "123"),
-        (12345.6, "12,346"),
-        (-2.5, "-2.50"),
-        (math.nan, "unknown"),
-        (math.inf, "unknown"),
-    ],
-)
-def test_number(value: float, text: str) -> None:
-    assert number(value) == text
-
-
-@pytest.mark.parametrize(
-    ("kJ", "s", "energy", "time"),
-    [
-        (25.0, 599.0, "25.0 kJ", "599 s"),
-        (25.0, 600.0, "25.0 kJ", "10.0 min"),
-        (25.0, 3600.0, "25.0 kJ", "1.00 h"),
-        (0.05, 5.0, "50.0 J", "5.00 s"),
-        (3599.0, 5.0, "3,599 kJ", "5.00 s"),
-        (3600.0, 5.0, "1.00 kWh", "5.00 s"),
-        (3e6, 36000.0, "833 kWh", "10.0 h"),
-        (5e9, 9e6, "1,389 MWh", "104 days"),
-        (5e12, 9e6, "1,389 GWh", "104 days"),
-    ],
-)
-def test_units_follow_the_size(kJ: float, s: float, energy: str, time: str) -> None:
-    units = Units.for_values([kJ, kJ / 7, math.nan], [s])
-    assert units.energy_text(kJ) == energy
-    assert units.time_text(s) == time
-
-
-def test_changes_and_payback_in_words() -> None:
-    assert percent(0.123) == "12 %"
-    assert change(90, 100, "less energy", "more energy") == "10 % less energy"
-    assert change(103, 100, "less energy", "more energy") == "3.0 % more energy"
+def test_payback_in_words() -> None:
     result = small_result()
     long = replace(result.spent, payback_steps=32_000.0, payback_share=3.2)
     assert "3.20 runs of the whole job" in View(replace(result, spent=long)).payback
