@@ -8,12 +8,14 @@ import pytest
 
 from tuner.formatting import (
     Units,
+    after_comma,
     change,
     common_mark,
     counted,
     differing_knobs,
     duration,
     energy_text,
+    knob_text,
     label,
     long_text,
     number,
@@ -120,6 +122,8 @@ def test_units_of_points_place_them_and_their_intervals() -> None:
     assert units.place(far) == (pytest.approx(2.0), pytest.approx(2.0))
     assert units.interval_text((3600.0, 7200.0), units.s) == "1.00 to 2.00"
     assert units.interval_text((3600.0, math.inf), units.s) == ""
+    step = Units.of([point(CHOICE, 2.0, 1000.0, NVML, of_step=True)])
+    assert (step.energy, step.time) == ("kJ/step", "s/step")
     assert energy_text(7200.0) == "2.00 kWh"
     assert [duration(time_s) for time_s in (45, 1860, 12240)] == ["45 s", "31 min", "3.4 h"]
 
@@ -131,16 +135,20 @@ def test_settings_are_named_by_what_differs() -> None:
     assert differing_knobs(CHOICE, TODAY) == ("micro_batch", "clock_MHz")
     assert varying_knobs([CHOICE, TODAY]) == ("micro_batch", "clock_MHz")
     assert long_text(CHOICE) == "micro_batch=16 zero_stage=0 clock_MHz=1050"
+    assert knob_text("clock_MHz", None) == "clock_MHz=device's own"
+    assert knob_text("clock_MHz", (1200, 1410)) == "clock_MHz=1200,1410"
 
 
 def test_a_legend_explains_each_knob_once() -> None:
     legend = settings_legend(["mb16 1050MHz", "mb4 clock-auto", "no difference"])
     assert legend == "mb16 = micro-batch 16, 1050MHz = device clock"
+    assert settings_legend(["clock-auto"]) == "clock-auto = device clock left to the device"
     assert settings_legend(["no difference"]) == ""
 
 
 def test_an_estimate_is_marked_and_a_twin_before_it() -> None:
-    assert label(common_mark([NVML])) == ""
+    assert label(common_mark([NVML])) == after_comma("") == ""
+    assert after_comma(common_mark([ESTIMATED])) == ", estimated"
     assert label(common_mark([NVML, ESTIMATED])) == " (estimated)"
     assert label(common_mark([TWIN, ESTIMATED, NVML])) == " (twin)"
 
