@@ -1,6 +1,7 @@
 """Columns of every table of points: each figure with its heading, unit and text.
 
-A new column is a row here, and its place in the tables that are to show it.
+A new column is a row here, and its place in the tables that are to show it. Files have columns of
+their own (`_FILE`), and JSON has the fields of `Point`.
 """
 
 from __future__ import annotations
@@ -89,7 +90,8 @@ def energy_columns(table: Sequence[Column], view: View) -> list[Column]:
     return [column for column in table if view.has_energy or not column.metered]
 
 
-#: Columns of a file by name, with its unit.
+#: Columns of a file by name, with its unit. By the name, too, those of energy are left out of a
+#: study of time alone (`of_energy`).
 _FILE: Mapping[str, Callable[[View, Point], Any]] = {
     "energy_to_solution_kJ": lambda view, p: p.energy_to_solution_kJ,
     "energy_low_kJ": lambda view, p: p.energy_interval_kJ.low,
