@@ -29,6 +29,7 @@ def test_torch_counts_parameters_gradients_and_what_is_kept() -> None:
     assert torch_bytes(JOB, plain) > plain.peak
 
 
+@pytest.mark.slow
 def test_torch_counts_gradients_of_adapters_alone() -> None:
     job = load_job("tiny-qwen2.5-lora")
     counted = count(job, 1, "none")
