@@ -54,7 +54,6 @@ def test_a_cuda_build_newer_than_the_driver_is_one_sentence(packages: Path, tmp_
 
 
 @pytest.mark.real
-@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_third_day_7_every_preload_is_asked_for_as_the_fork_server_reads_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
