@@ -1,4 +1,4 @@
-"""Conditions of this node's GPUs, by the numbers of `benchmarks.twin.conditions`, and edges.
+"""Conditions of this node's GPUs, by the numbers of the tests' conditions of fleets, and edges.
 
 What the twin assumes of each condition is read back from the real driver; nothing is set.
 """
