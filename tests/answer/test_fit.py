@@ -9,12 +9,12 @@ import tuner
 from tuner.answer.fit import LIKELY, SURE, Fit, fit
 from tuner.models.analytic.model import AnalyticModel
 from tuner.models.memory_margin import MemoryMargin
-from tuner.search_spaces.cluster import enlarged, load_cluster
+from tuner.search_spaces.cluster import Cluster, enlarged, load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, InvalidConfiguration, UnknownName
-from tuner.search_spaces.job import load_job
+from tuner.search_spaces.job import TrainingJob, load_job
 from tuner.search_spaces.rules import broken_rules
-from tuner.search_spaces.space import load_space
+from tuner.search_spaces.space import SearchSpace, load_space
 
 JOB, CLUSTER = load_job("qwen2.5-7b"), load_cluster("a100-8")
 CAPACITY = CLUSTER.device.memory_bytes
@@ -181,3 +181,18 @@ def test_nonsense_is_refused(words: dict[str, object], error: type[Exception]) -
 def test_a_whole_model_is_saved_through_the_first_ranks_host(knobs: str, bytes_each: int) -> None:
     prediction = fit("qwen2.5-7b", configuration=knobs, cluster="a100-8")
     assert prediction.saving_bytes == bytes_each * prediction.parameter_count
+
+
+def test_the_launches_of_a_cluster_are_listed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed: list[int] = []
+    plain = SearchSpace.groups
+
+    def groups(self: SearchSpace, job: TrainingJob, cluster: Cluster) -> object:
+        listed.append(cluster.nodes)
+        return plain(self, job, cluster)
+
+    monkeypatch.setattr(SearchSpace, "groups", groups)
+    found = fit(JOB, cluster=CLUSTER, configuration="dp8 mb4 zero0")
+    assert found.changes
+    assert found.fewest_gpus is not None
+    assert listed == sorted(set(listed))

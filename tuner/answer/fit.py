@@ -215,15 +215,14 @@ def fit(
     if isinstance(configuration, str):
         configuration = Configuration.parse(configuration)
     configuration = changed_default(job, leased, configuration or Configuration(Settings()))
-    searched = _launches_alone(load_space(space))
-    request = _Request(job, cluster, configuration)
+    request = _Request(job, cluster, configuration, _launches_alone(load_space(space)))
     breakdown = request.model.breakdown(configuration)
     probability = request.probability
     return Fit(
         job=job,
         cluster=cluster,
         configuration=configuration,
-        space=searched.name,
+        space=request.space.name,
         parts={name: breakdown.memory.get(name, 0.0) for name in DEVICE_PARTS},
         capacity_bytes=float(_capacity(cluster, [configuration])[0]),
         host_memory_bytes=breakdown.host_memory_bytes,
@@ -231,12 +230,12 @@ def fit(
         micro_batch=_largest_micro_batch(request),
         sequence_length=_longest_sequence(request),
         fewest_replicas=_fewest_replicas(request),
-        changes=_changes(request, searched) if probability < SURE else (),
+        changes=_changes(request) if probability < SURE else (),
         known_error=tuple(
             check.sentence for check in known_errors(cluster.device) if "memory" in check.what
         ),
         parameter_count=facts_of(job).parameters,
-        find_fewest_gpus=partial(_fewest_gpus, request, searched),
+        find_fewest_gpus=partial(_fewest_gpus, request),
         doubts=facts_of(job).doubts,
         assumed=assumed,
     )
@@ -275,13 +274,22 @@ def _capacity(cluster: Cluster, configurations: Sequence[Configuration]) -> np.n
     return each * cluster.devices_per_node / np.minimum(ranks, cluster.devices_per_node)
 
 
+@dataclass(frozen=True)
 class _Request:
-    """Requested configuration with its prediction."""
+    """Requested configuration with its prediction; changes are those of `space`."""
 
-    def __init__(self, job: TrainingJob, cluster: Cluster, configuration: Configuration) -> None:
-        self.job, self.cluster, self.configuration = job, cluster, configuration
-        self.model = AnalyticModel(job, cluster)
-        self.prediction = self.model.predict([configuration])
+    job: TrainingJob
+    cluster: Cluster
+    configuration: Configuration
+    space: SearchSpace
+
+    @cached_property
+    def model(self) -> AnalyticModel:
+        return AnalyticModel(self.job, self.cluster)
+
+    @cached_property
+    def prediction(self) -> Prediction:
+        return self.model.predict([self.configuration])
 
     def probabilities(
         self, prediction: Prediction, configurations: Sequence[Configuration]
@@ -296,8 +304,18 @@ class _Request:
 
     @property
     def probability(self) -> float:
-        """Probability that it fits."""
         return float(self.probabilities(self.prediction, [self.configuration])[0])
+
+    @cached_property
+    def launches(self) -> list[Configuration]:
+        kept = {n: v for n in _KEPT if (v := self.configuration.launch.get(n)) is not None}
+        try:
+            return [
+                Configuration(Settings(launch, **kept), self.configuration.live)
+                for launch, _ in self.space.groups(self.job, self.cluster)
+            ]
+        except InputError:
+            return []
 
 
 def _launches_alone(space: SearchSpace) -> SearchSpace:
@@ -331,11 +349,9 @@ def _longest_sequence(request: _Request) -> Headroom:
     most = limit // step
 
     def fits(count: int, least: float) -> bool:
-        longer = replace(request.job, sequence_length=count * step)
-        there = _Request(longer, request.cluster, request.configuration)
-        return there.probability >= least and not broken_rules(
-            request.configuration, longer, there.cluster
-        )
+        longer = replace(request, job=replace(request.job, sequence_length=count * step))
+        broken = broken_rules(request.configuration, longer.job, request.cluster)
+        return longer.probability >= least and not broken
 
     found = []
     for least in (LIKELY, SURE):
@@ -360,17 +376,6 @@ def _sizes(cluster: Cluster) -> Iterator[int]:
     while size <= MULTIPLE * cluster.devices:
         yield size
         size *= 2
-
-
-def _launches(request: _Request, space: SearchSpace) -> list[Configuration]:
-    kept = {n: v for n in _KEPT if (v := request.configuration.launch.get(n)) is not None}
-    try:
-        return [
-            Configuration(Settings(launch, **kept), request.configuration.live)
-            for launch, _ in space.groups(request.job, request.cluster)
-        ]
-    except InputError:
-        return []
 
 
 def _fitting(request: _Request, configurations: Sequence[Configuration]) -> list[Change]:
@@ -402,16 +407,13 @@ def _fitting(request: _Request, configurations: Sequence[Configuration]) -> list
     ]
 
 
-def _fewest_gpus(request: _Request, space: SearchSpace) -> tuple[int, Change] | None:
+def _fewest_gpus(request: _Request) -> tuple[int, Change] | None:
     # Of those on so few GPUs it is the fastest of the ones that differ in the fewest knobs.
-    on: dict[int, tuple[_Request, list[Configuration]]] = {}
+    on = {request.cluster.nodes: request}
     for size in _sizes(request.cluster):
         cluster = enlarged(request.cluster, size)
-        if cluster.nodes not in on:
-            there = _Request(request.job, cluster, request.configuration)
-            on[cluster.nodes] = there, _launches(there, space)
-        there, every = on[cluster.nodes]
-        found = _fitting(there, [c for c in every if c.world_size == size])
+        there = on.setdefault(cluster.nodes, replace(request, cluster=cluster))
+        found = _fitting(there, [c for c in there.launches if c.world_size == size])
         if found:
             return size, min(found, key=lambda change: len(change.knobs))
     return None
@@ -425,21 +427,20 @@ def _fewest_replicas(request: _Request) -> int | None:
         job, there = request.job, enlarged(request.cluster, size)
         changed = _with(request.configuration, data_parallel=size // one)
         if not broken_rules(changed, job, there) and (
-            _Request(job, there, changed).probability >= LIKELY
+            replace(request, cluster=there, configuration=changed).probability >= LIKELY
         ):
             return size
     return None
 
 
-def _changes(request: _Request, space: SearchSpace) -> tuple[Change, ...]:
+def _changes(request: _Request) -> tuple[Change, ...]:
     """Return the fastest change by each number of knobs, as long as more knobs are worth it.
 
     The number of GPUs stays if anything fits on as many.
     """
-    every = _launches(request, space)
-    same = [c for c in every if c.world_size == request.configuration.world_size]
+    same = [c for c in request.launches if c.world_size == request.configuration.world_size]
     best: dict[int, Change] = {}
-    for change in _fitting(request, same) or _fitting(request, every):
+    for change in _fitting(request, same) or _fitting(request, request.launches):
         best.setdefault(len(change.knobs), change)
     found: list[Change] = []
     for number in sorted(best):
