@@ -145,7 +145,7 @@ def test_a_real_job_trains_to_its_end_and_is_compared(run: Path, monkeypatch) ->
     assert json.loads(json.dumps(done.to_json()))["kept"]["steps"] == summary.steps
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.real
 def test_a_job_too_short_to_compare_has_not_failed(run: Path) -> None:
     from tuner.deploy.train import train

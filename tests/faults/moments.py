@@ -479,7 +479,7 @@ KINDS: tuple[Kind, ...] = (
     Kind("three drivers killed", 4, _kill_again, codes=(0, *_KILLED)),
     Kind("driver stopped and continued", 2, _pause),
     Kind("two searches of one name", 4, _second),
-    Kind("disk full", 10, _fill, _on_small_disk, often=True),
+    Kind("disk full", 10, _fill, _on_small_disk),
     Kind("runs folder read-only", 10, _read_only, _on_small_disk),
     Kind("SQLite taken away and back", 4, _take_database, _sqlite),
     Kind("clock set forward and back", 6, _set_clock, _own_clock, codes=(0,)),

@@ -26,6 +26,7 @@ EVERYDAY = (
 #: Those of `make long`: they strike next to where one of CI's does.
 LONG = (
     "driver killed before a probe starts",
+    "driver killed while a probe runs",
     "driver killed after a probe started",
     "driver killed in the middle of the trace line",
     "driver killed before its trials are added",
@@ -33,6 +34,11 @@ LONG = (
     "driver killed before it plans further settings",
     "Ctrl-C once",
     "Ctrl-C while asked what else to visit",
+    "file-size limit",
+    "read-only run folder",
+    "PostgreSQL stops",
+    "rank hangs",
+    "rank closes its output",
     "rank dies of a segmentation fault",
     "rank exits",
     "Ray agent killed while its probe waits to go on",

@@ -259,7 +259,7 @@ def test_a_search_ends_when_a_probe_does_not_repay_itself_over_the_training(opti
     assert float(left) < float(taken)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.searches
 def test_a_recording_is_searched_until_little_is_likely_to_be_left(table, options):
     spent = {}
@@ -314,7 +314,7 @@ def test_several_in_flight_never_repeat_one_another_and_save_time(options, tmp_p
     assert together.spent.probes == alone.spent.probes == 14
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.searches
 def test_the_search_reckons_with_what_launches_cost_here(table, options):
     """The launch's length is a guess until a probe has told; a slow cluster's are minutes."""

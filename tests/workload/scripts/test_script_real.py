@@ -279,7 +279,7 @@ def test_a_repository_with_models_and_workload_of_its_own(
     assert "stage 3" in log
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_framework_that_owns_the_loop_is_recognised(bench: Bench, tmp_path: Path) -> None:
     """A stand-in for Lightning, which is not installed: what is recognised is who calls."""
     (tmp_path / "lightning.py").write_text(
@@ -457,7 +457,7 @@ def test_a_script_without_a_process_group_is_one_process(bench: Bench, tmp_path:
     assert record.ok, record.failure
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_script_that_starts_its_own_ranks_is_refused(bench: Bench, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import torch.multiprocessing as mp\ndef run(rank):\n    pass\nmp.spawn(run, nprocs=2)\n"
@@ -466,7 +466,7 @@ def test_a_script_that_starts_its_own_ranks_is_refused(bench: Bench, tmp_path: P
         bench.look("train.py", tmp_path, ranks=1)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_script_that_ends_says_its_last_words(bench: Bench, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(
         "import argparse\np = argparse.ArgumentParser()\np.add_argument('--lr')\np.parse_args()\n"
@@ -475,7 +475,7 @@ def test_a_script_that_ends_says_its_last_words(bench: Bench, tmp_path: Path) ->
         bench.look("train.py --rl 3", tmp_path, ranks=1)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_script_that_fails_says_why_and_where(bench: Bench, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("import torch\nraise KeyError('lost column')\n")
     with pytest.raises(InputError, match=r"lost column.*its log is .*rank0\.log"):
