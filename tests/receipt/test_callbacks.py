@@ -65,6 +65,7 @@ def test_something_else_is_refused() -> None:
 
 
 @pytest.mark.real
+@pytest.mark.slow
 def test_a_trainer_reports_energy_wherever_it_reports(tmp_path: Path) -> None:
     import torch
     from transformers import (

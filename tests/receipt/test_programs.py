@@ -61,7 +61,9 @@ for fold in range(2):
 """
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    "workers", [pytest.param(0, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.slow)]
+)
 def test_samples_of_a_loader_and_steps_of_each_fold(torch_user: OfTorch, workers: int) -> None:
     (torch_user.path / "train.py").write_text(LOADED.format(workers=workers))
     (training,) = torch_user.same_output(sys.executable, "train.py").receipt["trainings"]
@@ -70,6 +72,7 @@ def test_samples_of_a_loader_and_steps_of_each_fold(torch_user: OfTorch, workers
 
 
 @pytest.mark.real
+@pytest.mark.slow
 def test_two_ranks_of_torchrun_are_one_training(torch_user: OfTorch) -> None:
     words = ["--standalone", "--nproc-per-node", "2", str(PROGRAMS / "train.py"), "30", "0.01"]
     done = torch_user.same_output(str(BIN / "torchrun"), *words)
@@ -130,6 +133,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.real
+@pytest.mark.slow
 def test_ranks_that_a_program_spawns_are_one_training(torch_user: OfTorch) -> None:
     (torch_user.path / "spawns.py").write_text(SPAWNS)
     done = torch_user.measure(sys.executable, "spawns.py")
