@@ -379,7 +379,7 @@ def test_the_training_goes_on_at_its_own_clocks_if_the_agent_is_killed(
 ) -> None:
     output = tmp_path / "out"
     environ = {**os.environ, **gpus.environment(), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    launch = [str(TORCHRUN), "--nproc-per-node", "2", str(TRAIN), "1500", "0.005"]
+    launch = [str(TORCHRUN), "--nproc-per-node", "2", str(TRAIN), "700", "0.005"]
     with output.open("w") as file:
         agent = subprocess.Popen(tuner_run("--", *launch), env=environ, stdout=file)
     until = time.monotonic() + 120
@@ -393,9 +393,9 @@ def test_the_training_goes_on_at_its_own_clocks_if_the_agent_is_killed(
         time.sleep(0.1)
     assert [gpus.locked_MHz(each) for each in range(2)] == [None, None]
     until = time.monotonic() + 120
-    while time.monotonic() < until and "\n1499 " not in output.read_text():
+    while time.monotonic() < until and "\n699 " not in output.read_text():
         time.sleep(0.2)
-    assert "\n1499 " in output.read_text()
+    assert "\n699 " in output.read_text()
 
 
 def test_the_address_is_not_passed_on_to_what_the_training_starts() -> None:
