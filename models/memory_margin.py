@@ -57,7 +57,6 @@ class MemoryMargin:
         return np.asarray((room - self._grid) / MEMORY_SPREAD)
 
     def measured(self, predicted_bytes: float, peak_bytes: float) -> None:
-        """Update with a measured peak."""
         off = np.log(peak_bytes / predicted_bytes)
         self._log_density -= 0.5 * ((off - self._grid) / MEMORY_SPREAD) ** 2
 

@@ -136,7 +136,6 @@ class ScaledLogs:
 
     @property
     def step_time_s(self) -> CorrectedFigure:
-        """Seconds of one step."""
         network = np.maximum(0.0, self.network[:, 0])
         spread = self._spread(self.rows[:, 0], 1)
         return CorrectedFigure.of(self.log[:, 0], spread, slowest=self._slowest, network=network)

@@ -28,7 +28,6 @@ class TodayFacts:
 
     @property
     def lines(self) -> tuple[str, str, str]:
-        """The facts in three lines."""
         batch = "global batch unknown (--global-batch N tells it)"
         if self.global_batch:
             micro, times = self.micro_batch or "?", self.accumulation or "?"

@@ -86,7 +86,6 @@ class Units:
 
     @classmethod
     def of(cls, points: Iterable[HasCosts]) -> Units:
-        """Return the units of points."""
         every = list(points)
         units = cls.for_values(
             (p.energy_to_solution_kJ for p in every), (p.time_to_solution_s for p in every)
@@ -100,11 +99,9 @@ class Units:
         return point.time_to_solution_s / self.s, point.energy_to_solution_kJ / self.kJ
 
     def energy_text(self, energy_kJ: float, digits: int = 3) -> str:
-        """Return an energy with its unit."""
         return f"{number(energy_kJ / self.kJ, digits)} {self.energy}"
 
     def time_text(self, time_s: float, digits: int = 3) -> str:
-        """Return a time with its unit."""
         return f"{number(time_s / self.s, digits)} {self.time}"
 
     def interval_text(self, interval: tuple[float, float], per: float) -> str:

@@ -66,7 +66,6 @@ class VisibleStream:
             self.raw.flush()
 
     def writelines(self, lines: list[str]) -> None:
-        """Write each of the lines."""
         for line in lines:
             self.write(line)
 

@@ -85,7 +85,6 @@ class Launches(Rows):
 
     @property
     def ranks(self) -> np.ndarray:
-        """Number of ranks."""
         return self.d * self.t * self.p * self.u
 
     def __len__(self) -> int:

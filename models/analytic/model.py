@@ -70,9 +70,7 @@ class Correctable(Prior, Protocol):
         ...
 
     @property
-    def constants(self) -> Constants:
-        """Constants that it predicts by."""
-        ...
+    def constants(self) -> Constants: ...
 
     def with_constants(self, constants: Constants) -> Correctable:
         """Return the same prior by other constants."""
@@ -194,7 +192,6 @@ class AnalyticModel:
 
     @property
     def constants(self) -> Constants:
-        """Constants that it predicts by."""
         return self._constants
 
     def with_constants(self, constants: Constants) -> AnalyticModel:

@@ -48,7 +48,6 @@ class Difference:
         return f"{quantity}: {change}, {why}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the difference as JSON values."""
         values = {**vars(self)}
         if values.pop("predicted"):
             values |= {"p_value": None, "method": "known error of the models"}
@@ -70,7 +69,6 @@ class Comparison:
         return "\n".join(self.lines())
 
     def lines(self) -> list[str]:
-        """Return the comparison as lines."""
         label = self.meter.label
         energy = f"{self.energy.sentence}; {self.meter.scope} scope, {label} ({self.meter.source})"
         return [
@@ -82,7 +80,6 @@ class Comparison:
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the comparison as JSON values."""
         parts = {
             name: {**part.to_json(), "shown": part.shown, "sentence": part.sentence}
             for name, part in (("step_time", self.step_time), ("energy", self.energy))

@@ -55,7 +55,6 @@ class StudyState:
 
     @cached_property
     def windows(self) -> Windows:
-        """Every window."""
         return Windows.of(self.records)
 
     @cached_property

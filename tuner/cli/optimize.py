@@ -166,7 +166,6 @@ def add(commands: Commands) -> None:
 
 
 def _add_replay(commands: Commands) -> None:
-    """Add the command `tuner replay`."""
     replay = commands.command(
         "replay", _replay, "search a recorded run or table again; nothing is started"
     )

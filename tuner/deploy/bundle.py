@@ -47,7 +47,6 @@ class Bundle:
     redacted: bool
 
     def to_json(self) -> dict[str, Any]:
-        """Return the bundle as JSON values."""
         return {**vars(self), "to": "bundle", "path": str(self.path), "out": str(self.path)}
 
     def lines(self) -> list[str]:

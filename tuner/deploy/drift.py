@@ -69,7 +69,6 @@ class ConfidenceSequence:
         self._rho = math.sqrt((log + math.log(log + 1)) / TIGHT_AT)
 
     def add(self, value: float) -> None:
-        """Update the sequence with one value."""
         self.count += 1
         delta = value - self.mean
         self.mean += delta / self.count
@@ -121,7 +120,6 @@ class RunSummary:
     sentence: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Return the summary as JSON."""
         others = {name: value for name, value in vars(self).items() if name != "expectation"}
         return {
             "promise": {**vars(self.expectation), "meter": dict(vars(self.expectation.meter))},

@@ -55,7 +55,6 @@ class TrainingOutcome:
     folder: Path
 
     def lines(self) -> list[str]:
-        """Return the outcome as text."""
         lines = [self.summary.sentence, *(drift.sentence for drift in self.summary.drifts)]
         if self.interrupted:
             lines.insert(0, "Interrupted; the clocks are as they were before.")
@@ -65,7 +64,6 @@ class TrainingOutcome:
         return [*lines, f"Logs: {self.folder}"]
 
     def to_json(self) -> dict[str, Any]:
-        """Return the outcome as JSON."""
         return {
             "kept": self.summary.to_json(),
             "failure": dict(vars(self.failure)) if self.failure else None,

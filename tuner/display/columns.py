@@ -42,7 +42,6 @@ class Column:
         return f"{self.figure(view, point)} {self.unit(view.units)}".rstrip()
 
     def title(self, units: Units) -> str:
-        """Return the heading with the unit."""
         unit = self.unit(units)
         return f"{self.heading} ({unit})" if unit else self.heading
 

@@ -78,7 +78,6 @@ class EventLines:
         self._mark = ""
 
     def __call__(self, event: Progress) -> list[str]:
-        """Return the lines of an event."""
         if event.kind == "note":
             step = re.match(r"p\d+ continues with ", event.message)
             return [] if (step or event.detail) and not self._verbose else [event.message]

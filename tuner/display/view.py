@@ -67,7 +67,6 @@ class View:
 
     @cached_property
     def units(self) -> Units:
-        """Units of the points."""
         return Units.of(self.points)
 
     @cached_property
@@ -77,7 +76,6 @@ class View:
 
     @cached_property
     def front(self) -> frozenset[Configuration]:
-        """Configurations of the front."""
         return frozenset(point.configuration for point in self.result.front_points)
 
     @cached_property
@@ -107,7 +105,6 @@ class View:
         return self.result.recommendation
 
     def is_today(self, point: Point) -> bool:
-        """Return True for the baseline."""
         return point.configuration == self.today
 
     def role(self, point: Point) -> str:

@@ -53,7 +53,6 @@ class Flight:
 
     @property
     def nodes(self) -> str:
-        """Names of its nodes."""
         return ", ".join(dict.fromkeys(slot.name for slot in self.slots))
 
     @property

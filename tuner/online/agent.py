@@ -78,7 +78,6 @@ class RankWatch:
         self._ranks: set[int] = set()
 
     def take(self, mark: Mark) -> None:
-        """Take in a mark of a rank."""
         self._ranks.add(mark.rank)
         if mark.ready:
             self._arrivals.add(mark.rank, mark.step, mark.time_s)

@@ -47,7 +47,6 @@ class JobRequest:
         return job_of(self.job)
 
     def declaring_knobs(self) -> Self:
-        """Return this request with its knobs declared on its job."""
         if not self.knobs:
             return self
         if self.script is not None:

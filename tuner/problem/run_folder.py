@@ -80,12 +80,10 @@ class RunFolder:
 
     @property
     def name(self) -> str:
-        """Name of the folder."""
         return self.path.resolve().name
 
     @property
     def trace(self) -> Path:
-        """Path of the probes' trace."""
         return self.path / "trace" / "probes.jsonl"
 
     def records(self) -> tuple[ProbeRecord, ...]:
@@ -106,7 +104,6 @@ class RunFolder:
 
     @property
     def study_file(self) -> Path:
-        """Path of study.toml."""
         return self.path / "study.toml"
 
     @property

@@ -57,7 +57,6 @@ class GroupWitness:
         return False
 
     def close(self) -> None:
-        """End the witness."""
         os.close(self._reports)
         with contextlib.suppress(OSError):
             os.kill(self._pid, signal.SIGKILL)

@@ -33,7 +33,6 @@ class EnergyCurve:
         self._finite: dict[float, float] = {}
 
     def add(self, reading: Reading) -> None:
-        """Add a later reading."""
         if reading.time_s > self.last.time_s:
             self._readings.append(reading)
             self.last = reading
@@ -106,7 +105,6 @@ class DeviceTotals:
         self._cores = _CoreUse()
 
     def add(self, sample: PowerSample) -> None:
-        """Add a sample."""
         seconds, self._last_s = max(0.0, sample.time_s - self._last_s), sample.time_s
         states = device_states(sample) or {0: {"power_W": sample.power_W, **sample.extra}}
         for number, state in states.items():

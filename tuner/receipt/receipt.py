@@ -75,7 +75,6 @@ class TrainingShare:
         return self.energy_J / self.samples if self.samples > 0 else math.nan
 
     def to_json(self) -> dict[str, Any]:
-        """Return the share as JSON."""
         return {
             **asdict(self),
             "step_time_s": self.step_time_s,
@@ -142,7 +141,6 @@ class Receipt:
         return statistics.fmean(every) if every else math.nan
 
     def to_json(self) -> dict[str, Any]:
-        """Return the receipt as JSON."""
         return {
             "kind": KIND,
             "version": SCHEMA,

@@ -42,7 +42,6 @@ class SearchForecast:
 
     @property
     def sentence(self) -> str:
-        """The forecast in one line."""
         parts = [f"about {counted(self.probes, 'probe')}"]
         if self.time_s is not None:
             parts.append(duration(self.time_s))
@@ -53,7 +52,6 @@ class SearchForecast:
         return f"{text}; Ctrl-C loses nothing."
 
     def to_json(self) -> dict[str, Any]:
-        """Return the forecast as JSON values."""
         return {**vars(self), "sentence": self.sentence}
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 from tuner.testing.twin import TwinNode
 from tuner.workload.node.clocks import guard
+from tuner.workload.node.clocks.locks import NAME
 
 
 def installed_guard(node: TwinNode) -> Path:
@@ -25,3 +27,13 @@ def installed_guard(node: TwinNode) -> Path:
     program = Path(f"{node.path}.guard.py")
     program.write_text(text, encoding="utf-8")
     return program
+
+
+def guards_of(agent: int) -> list[int]:
+    """Return the guards of one agent, by the names of their processes."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if folder.name.isdecimal() and (folder / "comm").read_text() == f"{NAME}{agent}\n":
+                found.append(int(folder.name))
+    return found

@@ -132,7 +132,6 @@ class Link:
             self.send(f"hello {rank} {self.owner}" + (f" {world}" if world else ""))
 
     def send(self, line: str) -> None:
-        """Send a line to the agent."""
         self._socket.sendall(line.encode() + b"\n")
 
     def mark(self, name: str) -> None:

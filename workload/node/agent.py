@@ -205,7 +205,6 @@ class Agent:
             dialogue.replies.put(())
 
     def close(self) -> None:
-        """Close the runner."""
         if self._runner is not None:
             self._runner.close()
 

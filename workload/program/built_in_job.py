@@ -69,7 +69,6 @@ class BuiltInJob(LaunchableJob):
 
     @property
     def name(self) -> str:
-        """Name of the job."""
         return self.job.name
 
     @property

@@ -78,7 +78,6 @@ class Engine:
         self._first, self._last = place == 0, place == degree - 1
 
     def train_micro_batch_size_per_gpu(self) -> int:
-        """Return the sequences of a micro-batch."""
         return int(self._micro_batch)
 
     def get_global_grad_norm(self) -> float:

@@ -131,7 +131,6 @@ class ProbeRequest:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to JSON."""
         data = dump_fields(self)
         if not data["front"]:
             del data["front"]
@@ -202,7 +201,6 @@ class MeterInfo:
 
     @property
     def label(self) -> str:
-        """The mark, or "metered"."""
         return self.mark or "metered"
 
 
@@ -266,7 +264,6 @@ class Measurement:
         return Settings(live)
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to JSON."""
         return dump_fields(self)
 
     @classmethod

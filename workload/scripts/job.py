@@ -28,9 +28,7 @@ class Job(Protocol):
     """A job that is tuned."""
 
     @property
-    def name(self) -> str:
-        """Name of the job."""
-        ...
+    def name(self) -> str: ...
 
     @property
     def knobs(self) -> tuple[Knob, ...]:
@@ -229,7 +227,3 @@ class LaunchableJob(ABC):
         None if it came without a launcher and was not observed, or starts another number of ranks.
         """
         return None
-
-    def as_typed(self) -> LaunchableJob:
-        """Return this job with the words that its launcher is given, and without the launcher."""
-        return self

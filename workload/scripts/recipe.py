@@ -115,7 +115,6 @@ class _Reader:
 
     @property
     def recipe(self) -> Recipe:
-        """The recipe."""
         model = self.text(self.keys.model)
         config, why_no_model = _model_of_sizes(self.keys.sizes, self)
         if not model and not self.keys.sizes:

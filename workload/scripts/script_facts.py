@@ -61,7 +61,6 @@ class Launcher:
     binding: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to JSON."""
         usual = {"nodes": 1, "binding": ""}
         return {n: value for n, value in asdict(self).items() if usual.get(n, ...) != value}
 

@@ -59,7 +59,6 @@ class ScriptTraining(TrainingJob):
     # ---- what is written down
 
     def to_json(self) -> dict[str, Any]:
-        """Convert to JSON."""
         listed = {"words": list(self.words), "assumed": list(self.assumed)}
         data = {**super().to_json(), **listed, "frame": self.frame.to_json()}
         del data["launcher"], data["driver"], data["secrets"]

@@ -18,7 +18,7 @@ from tuner.workload.node.clocks import guard
 from tuner.workload.node.meters.gpus import on_twin, query
 
 #: The start of the name that a guard gives its process; its agent's number follows.
-_NAME = "guard:"
+NAME = "guard:"
 
 
 def device_of(nvml: Any, uuid: str) -> Path | None:
@@ -51,8 +51,8 @@ def _uid(pid: int) -> int:
 def _agent(pid: int) -> int:
     """Return the process for which a guard works, or the process itself; OSError if it is gone."""
     name = Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
-    agent = name.removeprefix(_NAME)
-    if not (name.startswith(_NAME) and agent.isdecimal()):
+    agent = name.removeprefix(NAME)
+    if not (name.startswith(NAME) and agent.isdecimal()):
         return pid
     # Any process can call itself a guard, so a user's is believed about this user only.
     return int(agent) if _uid(pid) in (0, _uid(int(agent))) else pid
@@ -88,13 +88,3 @@ def why_held(uuid: str, path: Path | None) -> str:
         f"another search{f' ({owner})' if owner else ''} sets the clocks of {uuid}; wait for its "
         "end, or leave the clocks alone with --no-clocks"
     )
-
-
-def guards_of(agent: int) -> list[int]:
-    """Return the guards of one agent, by the names of their processes."""
-    found = []
-    for folder in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            if folder.name.isdecimal() and (folder / "comm").read_text() == f"{_NAME}{agent}\n":
-                found.append(int(folder.name))
-    return found

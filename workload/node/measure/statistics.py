@@ -145,7 +145,6 @@ class Window:
 
     @property
     def length_s(self) -> float:
-        """Length of the window, seconds."""
         return self.closed.time_s - self.opened.time_s
 
     @property

@@ -71,12 +71,10 @@ class AmdGpu:
 
     @property
     def name(self) -> str:
-        """The market name."""
         return str(self.query({}, "gpu_asic_info").get("market_name", "AMD GPU"))
 
     @property
     def memory_bytes(self) -> int:
-        """The memory on board."""
         return int(self.get("gpu_vram_usage")["vram_total"]) * 2**20
 
     def power_W(self) -> float:

@@ -239,7 +239,6 @@ class CheckedMeter:
         return self._reading("boundary", lambda: self._meter.boundary(opens=opens))
 
     def sample(self) -> PowerSample:
-        """Return the power now."""
         if self._closed:
             raise self._error("it is closed")
         began_s = self._clock()

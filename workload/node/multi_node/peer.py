@@ -120,7 +120,6 @@ class Peer:
         return meter.boundary(opens=opens), meter.sample().power_W
 
     def sample(self) -> PowerSample:
-        """Return its power now."""
         return self._runner.node.meter.sample()
 
     def samples(self, after: int) -> tuple[PowerSample, ...]:
@@ -132,11 +131,9 @@ class Peer:
         return self._runner.node.governor.apply(live, ranks=ranks)
 
     def restore(self) -> None:
-        """Restore its devices."""
         self._runner.node.governor.restore()
 
     def explain_exit(self, rank: int, code: int) -> Failure:
-        """Explain the exit of one of its ranks."""
         assert self._launch is not None
         return self._launch.explain_exit(rank, code)
 

@@ -72,7 +72,7 @@ def fail_restore():
 BY_ROOT = GPUS.replace("environ={}", "environ={SOCKET: os.environ[SOCKET]}").replace(
     "governor._guard.pid", "guards_of(os.getpid())[0]"
 )
-BY_ROOT = f"from tuner.workload.node.clocks.locks import guards_of\nSOCKET = {SOCKET!r}\n{BY_ROOT}"
+BY_ROOT = f"from tuner.testing.guards import guards_of\nSOCKET = {SOCKET!r}\n{BY_ROOT}"
 #: ... or the cores of a made-up sysfs.
 CORES = """
 import os, random, signal, sys, time

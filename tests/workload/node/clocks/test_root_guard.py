@@ -18,7 +18,7 @@ import pytest
 
 from tests.workload.node.clocks.governor_faults import FAULTS, try_root_fault, unit
 from tuner.search_spaces.configuration import Settings
-from tuner.testing.guards import installed_guard
+from tuner.testing.guards import guards_of, installed_guard
 from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.node.clocks import clock_backends, locks
 from tuner.workload.node.clocks.base import GovernorError
@@ -28,7 +28,6 @@ from tuner.workload.node.clocks.clock_backends import (
     available_backends,
 )
 from tuner.workload.node.clocks.governor import NvmlGovernor
-from tuner.workload.node.clocks.locks import guards_of
 from tuner.workload.node.meters.gpus import Gpu
 
 pytestmark = pytest.mark.twin
