@@ -185,7 +185,7 @@ def _grouped() -> dict[Any, Any]:
     # Products of experts over the tokens that visit them, which torch's counter does not know.
     import torch
 
-    def flops(rows: Any, matrices: Any, *_: Any, out_shape: Any = None, **__: Any) -> int:
+    def flops(rows: Any, matrices: Any, *_: Any, **__: Any) -> int:
         return 2 * int(rows[0]) * int(rows[1]) * int(matrices[-1])
 
     return {torch.ops.aten._grouped_mm: flops} if hasattr(torch.ops.aten, "_grouped_mm") else {}

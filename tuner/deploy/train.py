@@ -23,7 +23,6 @@ from tuner.problem.problem import steps_a_job_step
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError, check_integer
-from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.safe_files import make_folder, require_own
 from tuner.workload.node.live_settings import apply_live
 from tuner.workload.node.measure.window import Conductor, ProbeFailed
@@ -168,7 +167,6 @@ def train(
     clocks: bool = True,
     announce: Callable[[str], None] = lambda sentence: None,
     output: TextIO | None = None,
-    runner: Callable[[TrainingJob, Cluster, Path], LocalRunner] | None = None,
 ) -> TrainingOutcome:
     """Train under a point of a result until the program ends, and compare it with the point.
 
@@ -191,7 +189,6 @@ def train(
     own = job.with_program(script) if script is not None else None
     started = own or job
     started.require_secrets()
-    make = runner or _local_runner(announce)
     chosen = result.point(point)
     # At another global batch than the job's own, the solution takes another number of steps.
     steps_to_solution = round(result.steps * steps_a_job_step(configuration, started.facts))
@@ -205,7 +202,8 @@ def train(
             node, request, launch, monitor=monitor, report=lambda d: announce(d.sentence), output=to
         )
 
-    with closing(make(started.facts, cluster, folder)) as node:
+    runner = LocalRunner(started.facts, cluster, run_dir=folder, announce=announce)
+    with closing(runner) as node:
         _require_scope(node.meter.scope, chosen.meter.scope)
         _announce_started_programs(started, configuration, clocks=clocks, announce=announce)
         failure, interrupted, energy_J, wall_s = None, False, 0.0, 0.0
@@ -230,12 +228,6 @@ def _announce_started_programs(
     if configuration.live and not clocks:
         announce(f"the point was measured at {configuration.live.short}, which is not set")
     announce(f"training under {configuration.short}")
-
-
-def _local_runner(
-    announce: Callable[[str], None],
-) -> Callable[[TrainingJob, Cluster, Path], LocalRunner]:
-    return lambda job, cluster, folder: LocalRunner(job, cluster, run_dir=folder, announce=announce)
 
 
 def _folder_of(result: Result) -> Path:
