@@ -191,12 +191,13 @@ def test_axolotls_batch_of_a_rank() -> None:
     ],
 )
 def test_what_changes_memory_and_is_not_counted_is_doubted(line: str) -> None:
-    answer = fit_recipe(write(f"{AXOLOTL}{line}\n"), cluster="a100-8")
-    assert any(line.partition(":")[0] in doubt for doubt in answer.doubts)
-    assert answer.to_json()["probability"] is None
+    doubts = recipe_of_file(write(f"{AXOLOTL}{line}\n"), 8).doubts
+    assert any(line.partition(":")[0] in doubt for doubt in doubts)
 
 
-def test_what_is_counted_is_not_doubted() -> None:
+def test_a_doubted_answer_has_no_probability_and_what_is_counted_is_not_doubted() -> None:
+    doubted = fit_recipe(write(f"{AXOLOTL}rl: dpo\n"), cluster="a100-8")
+    assert doubted.to_json()["probability"] is None
     assert fit_recipe(write(AXOLOTL), cluster="a100-8").doubts == ()
 
 

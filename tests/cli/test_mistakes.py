@@ -228,6 +228,7 @@ def test_a_script_is_not_searched_on_predictions(capsys, tmp_path):  # 21
     assert "or predict a job: tuner plan JOB --cluster h100-32" in err
 
 
+@pytest.mark.usefixtures("no_report")
 @pytest.mark.parametrize("more", [[], ["--dry-run"]])
 def test_a_cluster_that_is_not_here_gets_the_command_that_plans_it(capsys, tmp_path, more):
     words = ["opt-350m", "--cluster", "a100-8", "--space", "parallelism"]
@@ -238,7 +239,8 @@ def test_a_cluster_that_is_not_here_gets_the_command_that_plans_it(capsys, tmp_p
     assert not list(tmp_path.iterdir())
     command = re.search("`tuner (plan [^`]*)`", err)[1]
     assert command == "plan opt-350m --cluster a100-8"
-    assert run(capsys, *shlex.split(command), "--runs-dir", str(tmp_path), "--quiet")[0] == 0
+    if not more:
+        assert run(capsys, *shlex.split(command), "--runs-dir", str(tmp_path), "--quiet")[0] == 0
 
 
 def test_fewer_gpus_than_the_default_needs_are_taken(capsys):  # 33

@@ -76,7 +76,9 @@ def probed_by_a_sample(seed: int) -> list[Configuration]:
     return probed
 
 
-@pytest.mark.parametrize("seeds", [1, pytest.param(4, marks=pytest.mark.long)])
+@pytest.mark.parametrize(
+    "seeds", [pytest.param(1, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.long)]
+)
 def test_beyond_the_most_a_sample_and_the_fronts_neighbours_find_the_best_launch(
     monkeypatch: pytest.MonkeyPatch, seeds: int
 ) -> None:
