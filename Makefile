@@ -97,14 +97,13 @@ test: check-and-alone everyday-shared
 check-and-alone: install
 	@$(MAKE) --no-print-directory -j2 check everyday-alone
 
-# In CI a test that takes too many CPU seconds for every day fails; elsewhere it is named.
-CHEAP := $(if $(CI),--above-cpu-limit fail)
-
+# In CI a test that takes too many CPU seconds for every day fails; elsewhere, and beside `check`, it
+# is named.
 everyday-shared: install
-	$(PYTEST) $(CHEAP) $(SHARED) -m "not slow and not long and not ($(ALONE))"
+	$(PYTEST) $(if $(CI),--above-cpu-limit fail) $(SHARED) -m "not slow and not long and not ($(ALONE))"
 
 everyday-alone: install
-	$(PYTEST) $(CHEAP) -m "not slow and not long and ($(ALONE))"
+	$(PYTEST) -m "not slow and not long and ($(ALONE))"
 
 slow: slow-shared slow-alone
 
