@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tuner.cli.main import main
+from tuner.search_spaces.configuration import Configuration
 from tuner.testing.studies import write_table
 
 
@@ -376,8 +377,9 @@ def test_options_and_knobs_come_in_any_order(capsys):
     asked = run(capsys, "fit", "opt-350m", *knobs, "--cluster", "a100-8", "--json")
     assert asked[0] == 0
     assert run(capsys, "fit", "--cluster", "a100-8", "opt-350m", "--json", *knobs) == asked
-    for name in (["dp8", "mb1"], ["mb1 dp8"], ["DP8 | MB1"], ["micro_batch=1", "dp8"]):
-        assert run(capsys, "fit", "opt-350m", *name, "--cluster=a100-8", "--json") == asked
+    for name in ("mb1 dp8", "DP8 | MB1", "micro_batch=1 dp8"):
+        assert Configuration.parse(name) == Configuration.parse("data_parallel=8 micro_batch=1")
+    assert run(capsys, "fit", "opt-350m", "DP8 | MB1", "--cluster=a100-8", "--json") == asked
     assert run(capsys, "fit", knobs[0], "--cluster=a100-8", "opt-350m", knobs[1], "--json") == asked
 
 
