@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from benchmarks.figures import ROOT
-from benchmarks.source import Definition, Module
+from benchmarks.source import Definition, Module, production
 
 #: Clauses as names: `what_starts`, `who_holds`.
 CLAUSES = re.compile("what(ever)?|which|who(m|se|ever)?|nobody")
@@ -201,3 +201,8 @@ def matches(modules: Iterable[Module]) -> list[Match]:
         for search in (_names, _docstrings, _messages):
             found += search(module, file)
     return found
+
+
+if __name__ == "__main__":
+    for match in matches(production()):
+        print(f"{match.kind:9} {match.place}  {match.pattern}: {match.text}")
