@@ -215,6 +215,7 @@ def test_over_a_slow_network_the_plan_says_to_shard_within_the_node(runs: Path) 
         assert any("Shard within the node (hpz8)" in line for line in answer_lines(plan)) is said
 
 
+@pytest.mark.slow
 def test_nothing_of_a_doubted_plan_is_a_probability(runs: Path) -> None:
     pytest.importorskip("transformers")
     mamba = {"model_type": "mamba", "hidden_size": 512, "num_hidden_layers": 4, "vocab_size": 5000}

@@ -288,6 +288,7 @@ def test_space_and_facts_survive_pickling():
     assert pickle.loads(pickle.dumps(H100)) == H100
 
 
+@pytest.mark.slow
 def test_configurations_survive_json():
     for space in space_names():
         for c in load_space(space).candidates(QWEN, H100).configurations[::5000]:
