@@ -197,3 +197,29 @@ def test_stated_holds_everything_and_reads_back() -> None:
     asked = Constraints(deadline_s=9.0, objective="cost", price_per_kWh=0.2)
     assert Constraints(**asked.given) == asked
     assert asked.limits == Limits(deadline_s=9.0)
+
+
+@pytest.mark.parametrize(
+    ("objective", "figures", "expected"),
+    [
+        # Eleven times the time for a joule of a thousand.
+        ("energy", [(100.0, 40.04), (1100.0, 40.0)], 0),
+        # A per cent of energy is worth a thousandth of time.
+        ("energy", [(99.9, 40.36), (100.0, 40.0)], 1),
+        # More than a per cent is what was asked for, whatever it costs.
+        ("energy", [(100.0, 40.5), (1100.0, 40.0)], 1),
+        ("time", [(100.0, 60.0), (100.4, 40.0)], 1),
+        ("time", [(100.0, 60.0), (102.0, 40.0)], 0),
+        # Each is within a per cent of the next, and not of the least.
+        ("energy", [(400.0, 40.0), (300.0, 40.3), (100.0, 40.6), (10.0, 40.9)], 1),
+    ],
+)
+def test_of_what_is_within_a_per_cent_of_the_least_the_other_figure_decides(
+    objective: str, figures: list[tuple[float, float]], expected: int
+) -> None:
+    points = [point(number, *each, spread=1e-4) for number, each in enumerate(figures, 1)]
+    best, choice = decide(points, Constraints(objective=objective))
+    assert best == points[expected]
+    value = 0 if objective == "time" else 1
+    least = figures[expected][value] == min(each[value] for each in figures)
+    assert (" but for 1 %: " in choice.sentence) != least

@@ -22,7 +22,9 @@ def test_the_slowdown_is_relative_to_the_baseline():
     for share in (0.0, 0.02, 0.1, 0.5):
         found = result.choose(max_slowdown=share)
         fits = [p for p in result.points if p.time_to_solution_s <= (1 + share) * today_s]
-        assert found.point == min(fits, key=lambda p: p.energy_to_solution_kJ)
+        least_kJ = min(p.energy_to_solution_kJ for p in fits)
+        assert found.point in fits
+        assert found.point.energy_to_solution_kJ <= 1.01 * least_kJ
         assert found.met
         assert "more than today" in found.choice.sentence
     both = result.choose(max_slowdown=0.5, deadline_s=today_s)

@@ -29,9 +29,8 @@ def test_the_menu_names_each_point_once():
     points = {name: point for words, point in rows for name in words.split(", ")}
     fastest_s = min(p.time_to_solution_s for p in result.points)
     assert points["fastest"].time_to_solution_s == fastest_s
-    assert points["least energy"].energy_to_solution_kJ == min(
-        p.energy_to_solution_kJ for p in result.points
-    )
+    least_kJ = min(p.energy_to_solution_kJ for p in result.points)
+    assert points["least energy"].energy_to_solution_kJ <= 1.01 * least_kJ
 
 
 def test_ten_times_as_long_for_the_same_energy_is_offered_to_nobody():

@@ -27,7 +27,7 @@ Chance = Callable[[Point, Constraints], tuple[dict[str, float], float]]
 #: Below this probability a configuration is not chosen for its limits.
 LIKELY = 0.5
 #: Share by which a point may need more energy or time than the baseline and still count as no
-#: worse in it.
+#: worse in it, and by which it may miss the least of an objective for a greater share of the other.
 SAME = 0.01
 
 #: Rule of the choice where nothing was asked and the baseline was measured.
@@ -182,7 +182,26 @@ def best_of(
     if constraints.goal == "knee":
         return _knee_of(front_of(list(filter(is_likely, fits)) or fits)), True
     fits.sort(key=lambda point: _score(point, constraints.goal, constraints))
-    return next(filter(is_likely, fits), fits[0]), True
+    least = next(filter(is_likely, fits), fits[0])
+    equal = [point for point in fits if _misses(point, least, constraints) <= SAME]
+    equal.sort(key=lambda point: _with_the_other(point, constraints))
+    return next(filter(is_likely, equal), least), True
+
+
+def _misses(point: Point, least: Point, constraints: Constraints) -> float:
+    """Return the share by which a point exceeds another in the objective."""
+    ours, theirs = (_score(p, constraints.goal, constraints)[0] for p in (point, least))
+    return ours / theirs - 1 if theirs else 0.0
+
+
+def _with_the_other(point: Point, constraints: Constraints) -> float:
+    """Return the product of the objective and time, of time and energy if time is the objective.
+
+    Infinite where there is no energy.
+    """
+    value, other = _score(point, constraints.goal, constraints)
+    product = value if constraints.goal == "edp" else value * other
+    return product if math.isfinite(product) else math.inf
 
 
 def decide(
@@ -206,7 +225,7 @@ def decide(
     units = Units.of([*points, *beside, *([baseline] if baseline else [])])
     best, met = best_of(points, constraints, baseline, chance)
     if met:
-        reason = _reason(best, constraints, baseline, units)
+        reason = _reason(best, points, constraints, baseline, units)
     else:
         reason = f"{_unmet(points, limits, units)} Nearest"
     sentence = f"{reason}: {_needs(best, constraints, units)}."
@@ -228,7 +247,13 @@ def decide(
     )
 
 
-def _reason(best: Point, constraints: Constraints, baseline: Point | None, units: Units) -> str:
+def _reason(
+    best: Point,
+    points: Sequence[Point],
+    constraints: Constraints,
+    baseline: Point | None,
+    units: Units,
+) -> str:
     limits = constraints.limits
     if not limits and constraints.objective is None:
         if _rule(constraints, baseline) != BOTH or baseline is None:
@@ -236,10 +261,20 @@ def _reason(best: Point, constraints: Constraints, baseline: Point | None, units
         if best.configuration == baseline.configuration:
             return "Nothing is better than today in both energy and time"
         return "Best in both energy and time"
-    words = [_GOALS[constraints.goal], *([limits.phrase(units)] if limits else [])]
+    goal = _GOALS[constraints.goal]
+    if constraints.goal != "knee" and _is_beaten(best, points, constraints):
+        goal += f" but for {100 * SAME:.0f} %"
+    words = [goal, *([limits.phrase(units)] if limits else [])]
     if limits.slowdown is not None:
         words.append(f"({percent(limits.slowdown)} more than today)")
     return " ".join(words)
+
+
+def _is_beaten(best: Point, points: Sequence[Point], constraints: Constraints) -> bool:
+    # By one that meets the limits, too, and was passed over because both are much the same.
+    worst = np.broadcast_to(constraints.limits.worst_ratio(figures_of(points)), len(points))
+    fits = [point for point, ratio in zip(points, worst, strict=True) if ratio <= 1]
+    return any(0 < _misses(best, point, constraints) <= SAME for point in fits)
 
 
 def _rule(constraints: Constraints, baseline: Point | None) -> str:

@@ -51,8 +51,6 @@ from tuner.workload.node.measure.stragglers import sentence
 _WIDTH, _HEIGHT = 60, 12
 #: Estimated powers within this factor are the estimate's error.
 _ALIKE = 1.03
-#: Factor between two energies within which their first three digits hardly differ.
-_SAME_APPEARANCE = 1.005
 
 
 def front_lines(view: View, points: Sequence[Point], names: Sequence[str]) -> list[str]:
@@ -257,20 +255,13 @@ def explanation_lines(explanation: Explanation) -> list[str]:
 
 
 def menu(result: Result) -> list[tuple[str, Point]]:
-    """Return the fastest point, the knee and the least energy, each point once with its names.
-
-    Of energies that look the same in three digits, the fastest stands for the least.
-    """
+    """Return the fastest point, the knee and the least energy, each point once with its names."""
     if not View(result).has_energy:
         return [("fastest", result.choose(Constraints(objective="time")).point)]
-    fastest, knee, least = (
-        result.choose(Constraints(objective=objective)).point
-        for objective in ("time", "knee", "energy")
+    fastest = min(result.points, key=lambda p: (p.time_to_solution_s, p.energy_to_solution_kJ))
+    knee, least = (
+        result.choose(Constraints(objective=objective)).point for objective in ("knee", "energy")
     )
-    if result.recommended is None or least.configuration != result.recommended.configuration:
-        most_kJ = _SAME_APPEARANCE * least.energy_to_solution_kJ
-        alike = [p for p in result.front_points if p.energy_to_solution_kJ <= most_kJ]
-        least = min(alike, key=lambda p: p.time_to_solution_s, default=least)
     named: dict[Configuration, tuple[list[str], Point]] = {}
     for name, point in (("fastest", fastest), ("knee", knee), ("least energy", least)):
         named.setdefault(point.configuration, ([], point))[0].append(name)
