@@ -323,6 +323,7 @@ def tuner_run(*words: str) -> list[str]:
 
 
 @pytest.mark.real
+@pytest.mark.slow
 def test_without_a_meter_the_training_goes_on_untouched() -> None:
     env = {"CUDA_VISIBLE_DEVICES": ""}
     plain = run([sys.executable, str(TRAIN), "5", "0"], env)

@@ -79,4 +79,5 @@ def test_a_plan_and_a_search_on_predictions_have_one_today(plan, tmp_path):
     predicted = tuner.plan("opt-350m", cluster="a100-8", runs_dir=tmp_path, report=False)
     for figure in ("energy_to_solution_kJ", "time_to_solution_s", "power_W"):
         one, other = (getattr(each.baseline, figure) for each in (predicted, plan))
-        assert other == pytest.approx(one, rel=1e-3)
+        # The search's figure is drawn a little towards those of its other launches.
+        assert other == pytest.approx(one, rel=2e-3)
