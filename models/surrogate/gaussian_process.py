@@ -42,7 +42,7 @@ MOST_SD, CURVATURE_STEP = 6.0, 0.05
 DRAWS, DOUBT_ROWS = 24, 400
 
 
-class ConditionalProcess:
+class Conditioned:
     """The process at one set of hyperparameters, given the figures of rows.
 
     Args:
@@ -127,7 +127,7 @@ class GaussianProcess:
 
     @property
     def noise_(self) -> float:
-        """Fitted standard deviation of the noise beside that of the rows."""
+        """Fitted standard deviation of the noise beside what the rows state."""
         return self._kernel.noise
 
     # -- hyperparameters ---------------------------------------------------------------------
@@ -185,10 +185,10 @@ class GaussianProcess:
         They stay if the rows continue the greater part of the last call's, else they start afresh.
         `variance` (n,) is each row's own noise variance, beside the fitted one; 0 where unknown.
         """
-        before, common = len(self._y), self._common(x, y, variance)
+        known, common = len(self._y), self._common(x, y, variance)
         # What was known for a while only (a probe that goes on) is taken out at its end, unless the
         # hyperparameters were fitted to it.
-        if 2 * common < before or common < self._fitted_at:
+        if 2 * common < known or common < self._fitted_at:
             self._forget_hyperparameters()
         self._x, self._y, self._variance = x.copy(), y.copy(), variance.copy()
         n = len(y)
@@ -213,11 +213,11 @@ class GaussianProcess:
         call or `update`; `marginal` and `draw` do not."""
         self._rows = np.vstack([self._x, x])
         self._middle = self._given([self._kernel], self._rows)
-        self._mixture: list[ConditionalProcess] = []
+        self._mixture: list[Conditioned] = []
 
-    def _given(self, kernels: Sequence[Kernel], rows: np.ndarray) -> list[ConditionalProcess]:
+    def _given(self, kernels: Sequence[Kernel], rows: np.ndarray) -> list[Conditioned]:
         pairs, y = Pairs(self._kinds, rows, rows), self._y - self._centre
-        return [ConditionalProcess(kernel, pairs, y, self._variance) for kernel in kernels]
+        return [Conditioned(kernel, pairs, y, self._variance) for kernel in kernels]
 
     # -- predictions -------------------------------------------------------------------------
 
@@ -256,18 +256,14 @@ class GaussianProcess:
             drawn[chosen == i] = members[i].draw(across, among, normals[chosen == i])
         return self._centre + drawn
 
-    def _members(self) -> tuple[list[ConditionalProcess], np.ndarray]:
+    def _members(self) -> tuple[list[Conditioned], np.ndarray]:
         if not self._drawn or len(self._y) > DOUBT_ROWS:
             return self._given([self._kernel], self._x), np.ones(1)
         self._mixture = self._mixture or self._given(self._drawn, self._x)
         return self._mixture, self._shares
 
     def _mixed(
-        self,
-        members: Sequence[ConditionalProcess],
-        shares: np.ndarray,
-        rows: np.ndarray,
-        x: np.ndarray,
+        self, members: Sequence[Conditioned], shares: np.ndarray, rows: np.ndarray, x: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         mean, variance = np.empty(len(x)), np.empty(len(x))
         for start in range(0, len(x), 4096):
