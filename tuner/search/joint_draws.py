@@ -65,7 +65,7 @@ class JointDraws:
         self._count = len(self.known.members)
         both = np.append(self.known.members, self.still_open.members)
         width = MEASURED_DRAWN + OPEN_DRAWN + LIVE_DRAWN
-        time, power = surrogates.sample(both, normal_draws(DRAWS, width, seed))
+        time, power = surrogates.sample(both, normal_draws(DRAWS, width, seed), wide=True)
         self.counts = np.ones(time.shape, dtype=bool)
         self.counts[:, self._count :] = self.still_open.counting(DRAWS)
         self.energy, self.time = time + power, time
