@@ -1,19 +1,29 @@
-"""Figures of a search on several nodes: `python -m benchmarks.cluster [schedule]`.
+"""Figures of searches on a cluster: `python -m benchmarks.cluster [PART ...]`, by default all.
 
-`python -m benchmarks.cluster.ray_driver`, which needs minutes and a Ray of its own, is apart.
+A part is a module of this package with a function `figures`. `ray_driver`, which needs minutes and
+a Ray of its own, is a command by itself: `python -m benchmarks.cluster.ray_driver`.
 """
 
 from __future__ import annotations
 
-from benchmarks.cluster.schedule import figures
-from benchmarks.figures import arguments, publish
+from importlib import import_module
+
+from benchmarks.figures import Figure, arguments, publish
+
+#: Modules of this package, in the order in which they run.
+PARTS = ("lead", "schedule", "page", "states", "findings")
 
 
 def main() -> None:
-    """Print the figures."""
-    parser = arguments("speed of a search on several nodes, and how busy they are")
-    parser.add_argument("part", nargs="?", choices=("schedule",), help="all that there is")
-    publish(figures(), parser.parse_args().json)
+    parser = arguments("what a cluster adds to a search")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}")
+    options = parser.parse_args()
+    if unknown := sorted(set(options.parts) - set(PARTS)):
+        parser.error(f"{', '.join(unknown)}: not a part; the parts are {', '.join(PARTS)}")
+    found: list[Figure] = []
+    for name in options.parts or PARTS:
+        found += import_module(f"benchmarks.cluster.{name}").figures()
+    publish(found, options.json)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,9 @@
 
 Nothing here is a measurement of a GPU. Targets: energy error 0.5 % (median) and 1 % (worst) under
 filtered power and a lagging counter, and 1 % under power smoothing; no clock left wrong, no finding
-open; and by a whole study 98 % of the true front's hypervolume, windows off the laws by 0.05 %
-(median) and 0.5 % (worst), and points by 1 %.
+open, every condition of fleets right and doctor in agreement with what a study does; and by a whole
+study 98 % of the true front's hypervolume, windows off the laws by 0.05 % (median) and 0.5 %
+(worst), and points by 1 %.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from benchmarks.twin.front import run_study
 from benchmarks.twin.named_tests import Outcome, run_named_tests
 from benchmarks.twin.smoothing import smoothing_error_worst
 from tests.workload.node.clocks.governor_faults import FAULTS, try_fault
+from tests.workload.node.platforms.fleet_conditions import CONDITIONS, wrong
 
 
 def energy(windows: int) -> list[Figure]:
@@ -76,6 +78,20 @@ def smoothing() -> list[Figure]:
     return [Figure("smoothing_error_worst", 100 * smoothing_error_worst(), "%")]
 
 
+def conditions() -> list[Figure]:
+    print(f"{len(CONDITIONS)} conditions of fleets:")
+    right = contradictions = 0
+    for condition in CONDITIONS:
+        found, contradicts = wrong(condition)
+        right += not found
+        contradictions += contradicts
+        print(f"  {condition.number:2} {condition.title}: {found or 'right'}")
+    return [
+        Figure("conditions_right", right / len(CONDITIONS), "ratio"),
+        Figure("doctor_contradicts_study", contradictions, "count"),
+    ]
+
+
 def front(max_probes: int) -> list[Figure]:
     found = run_study(max_probes=max_probes)
     windows, points = 100 * abs(found.window_errors), 100 * abs(found.errors)
@@ -97,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--probes", type=int, default=14, help="probes of the study; 0 makes none (default: 14)"
     )
     options = parser.parse_args(argv)
-    figures = energy(options.windows) + smoothing()
+    figures = energy(options.windows) + smoothing() + conditions()
     figures += clocks(max(1, options.windows // 5), options.rounds)
     if find_spec("deepspeed") is None:
         print("front_hypervolume: deepspeed is not installed")

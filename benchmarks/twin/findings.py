@@ -3,8 +3,8 @@
 A finding without a test that passes is open (`benchmarks.twin.named_tests`).
 """
 
-#: Findings of the first audit, by number. The 10th, that probes cost global batches, stays: steps
-#: extrapolated from few micro-batches were too inaccurate (docs/develop/benchmarks.md).
+#: Findings of the first audit, by number. The 10th is open: steps extrapolated from few
+#: micro-batches were too inaccurate, and went (docs/develop/benchmarks.md).
 FINDINGS = {
     1: "DeepSpeed before 0.19.4 starts CUDA in the fork server",
     2: "weights are drawn on one CPU core a rank",
@@ -15,6 +15,7 @@ FINDINGS = {
     7: "delivered clocks include idle GPUs",
     8: "zeusd 0.3 and later answer 404",
     9: "ranks inherit an NVML that is not initialised",
+    10: "probes cost global batches",
     11: "step ends between boundaries are host times",
     12: "a closing boundary subtracts its wait at a stale power",
     13: "nothing asks if torch can use the GPU",

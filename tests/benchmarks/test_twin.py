@@ -11,11 +11,11 @@ from benchmarks.twin.named_tests import Outcome, named_tests, run_named_tests
 pytestmark = pytest.mark.twin
 
 
-def test_every_finding_has_a_test() -> None:
-    assert list(FINDINGS) == [number for number in range(1, 21) if number != 10]
+def test_every_finding_but_one_has_a_test() -> None:
+    assert list(FINDINGS) == list(range(1, 21))
     assert list(THIRD_DAY) == list(range(1, 16))
     named = set().union(*named_tests().values())
-    assert named >= set(by_key())
+    assert set(by_key()) - named == {"finding_10"}  # its mend was too inaccurate, and went
 
 
 def test_a_finding_is_mended_by_its_tests() -> None:

@@ -21,6 +21,7 @@ from tuner.testing.commands import finished
 
 #: The CUDA build with its libraries takes 4.5 GB, and as much again while it is downloaded.
 NEEDED_BYTES = 12 * 10**9
+NEWEST = ("torch", "deepspeed", "transformers", "triton")
 _PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--retries", "1")
 
 
@@ -48,7 +49,28 @@ def pinned(*, limit_s: float = 600.0) -> Path:
         return _folder(f"pinned-torch-{version}", wanted, limit_s)
 
 
-def _folder(name: str, wanted: Sequence[str], limit_s: float) -> Path:
+def newest(*, limit_s: float = 900.0) -> Path:
+    """Return a folder with the newest torch, DeepSpeed, transformers and triton.
+
+    A torch demands one version of triton; a newer one replaces it.
+
+    Raises:
+        NotInstalled: they are not there, and cannot be installed.
+    """
+    versions = {name: _newest(name) for name in NEWEST}
+    wanted = [f"{name}==={version}" for name, version in versions.items() if name != "triton"]
+    name = "newest-" + "-".join(versions.values())
+    return _folder(name, wanted, limit_s, then=[f"triton==={versions['triton']}"])
+
+
+def _newest(name: str) -> str:
+    done = finished([*_PIP, "index", "versions", name], timeout=120)
+    if not (found := re.search(rf"^{name} \(([\w.]+)", done.stdout, re.M)):
+        raise NotInstalled(f"pip does not find {name} ({_error(done.stderr)})")
+    return found[1]
+
+
+def _folder(name: str, wanted: Sequence[str], limit_s: float, then: Sequence[str] = ()) -> Path:
     """Return the cached folder of this name, after installing if there is a time limit for it."""
     cache = _cache()
     python = f"py{sys.version_info[0]}{sys.version_info[1]}"
@@ -70,6 +92,8 @@ def _folder(name: str, wanted: Sequence[str], limit_s: float) -> Path:
         with tempfile.TemporaryDirectory(dir=cache) as half:
             made = Path(half) / "made"
             _install(made, wanted, limit_s)
+            if then:
+                _install(made, ["--upgrade", "--no-deps", *then], limit_s)
             if not re.search(r"^cuda\b.*= '", (made / "torch/version.py").read_text(), re.M):
                 raise NotInstalled("pip's index offers no build of torch with CUDA")
             for older in cache.glob(f"{name.partition('-')[0]}-*-{python}"):
