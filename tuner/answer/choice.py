@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -150,14 +151,27 @@ def front_of(points: Sequence[Point]) -> tuple[Point, ...]:
     return tuple(sorted(kept, key=lambda p: (p.time_to_solution_s, p.energy_to_solution_kJ)))
 
 
+class Best(NamedTuple):
+    """The chosen point.
+
+    Attributes:
+        met: True if it meets the limits.
+        not_least: True if another has less of the objective, by at most `SAME`.
+    """
+
+    point: Point
+    met: bool
+    not_least: bool = False
+
+
 def best_of(
     points: Sequence[Point],
     constraints: Constraints,
     baseline: Point | None,
     chance: Chance,
     figures: JobFigures | None = None,
-) -> tuple[Point, bool]:
-    """Return the point that is chosen of one or more, and True if it meets the limits.
+) -> Best:
+    """Choose among one or more points.
 
     Args:
         figures: `figures_of` the points, where many choices are made of the same ones.
@@ -165,43 +179,37 @@ def best_of(
     limits = constraints.limits
     if not limits and constraints.objective is None:
         if _rule(constraints, baseline) != BOTH or baseline is None:
-            return _knee_of(front_of(points)), True
+            return Best(_knee_of(front_of(points)), True)
         fits = [p for p in points if max(ratios_to(baseline, p)) <= 1 + SAME]
         # Only a baseline that is no candidate, as one that does not fit in memory, leaves none.
-        return min(fits or points, key=lambda point: math.prod(ratios_to(baseline, point))), True
+        return Best(min(fits or points, key=lambda p: math.prod(ratios_to(baseline, p))), True)
     worst = np.broadcast_to(limits.worst_ratio(figures or figures_of(points)), len(points))
     fits = [point for point, ratio in zip(points, worst, strict=True) if ratio <= 1]
     if not fits:
         pairs = zip(worst, points, strict=True)
-        return min(pairs, key=lambda pair: (pair[0], pair[1].time_to_solution_s))[1], False
+        return Best(min(pairs, key=lambda pair: (pair[0], pair[1].time_to_solution_s))[1], False)
 
     def is_likely(point: Point) -> bool:
         return not limits or chance(point, constraints)[1] >= LIKELY
 
     # If luck alone makes each seem to fit, the best by the means is chosen, with its probability.
     if constraints.goal == "knee":
-        return _knee_of(front_of(list(filter(is_likely, fits)) or fits)), True
-    fits.sort(key=lambda point: _score(point, constraints.goal, constraints))
+        return Best(_knee_of(front_of(list(filter(is_likely, fits)) or fits)), True)
+
+    def score(point: Point) -> tuple[float, float]:
+        return _score(point, constraints.goal, constraints)
+
+    def with_the_other(point: Point) -> float:
+        value, other = score(point)
+        product = value if constraints.goal == "edp" else value * other
+        return product if math.isfinite(product) else math.inf  # without energy
+
+    fits.sort(key=score)
     least = next(filter(is_likely, fits), fits[0])
-    equal = [point for point in fits if _misses(point, least, constraints) <= SAME]
-    equal.sort(key=lambda point: _with_the_other(point, constraints))
-    return next(filter(is_likely, equal), least), True
-
-
-def _misses(point: Point, least: Point, constraints: Constraints) -> float:
-    """Return the share by which a point exceeds another in the objective."""
-    ours, theirs = (_score(p, constraints.goal, constraints)[0] for p in (point, least))
-    return ours / theirs - 1 if theirs else 0.0
-
-
-def _with_the_other(point: Point, constraints: Constraints) -> float:
-    """Return the product of the objective and time, of time and energy if time is the objective.
-
-    Infinite where there is no energy.
-    """
-    value, other = _score(point, constraints.goal, constraints)
-    product = value if constraints.goal == "edp" else value * other
-    return product if math.isfinite(product) else math.inf
+    most = score(least)[0] * (1 + SAME)
+    equal = sorted((point for point in fits if score(point)[0] <= most), key=with_the_other)
+    best = next(filter(is_likely, equal), least)
+    return Best(best, True, not_least=score(best)[0] > score(least)[0])
 
 
 def decide(
@@ -223,9 +231,10 @@ def decide(
     if not points:
         return None, Choice(rule, False, "Nothing was measured, so there is nothing to choose.")
     units = Units.of([*points, *beside, *([baseline] if baseline else [])])
-    best, met = best_of(points, constraints, baseline, chance)
+    found = best_of(points, constraints, baseline, chance)
+    best, met = found.point, found.met
     if met:
-        reason = _reason(best, points, constraints, baseline, units)
+        reason = _reason(found, constraints, baseline, units)
     else:
         reason = f"{_unmet(points, limits, units)} Nearest"
     sentence = f"{reason}: {_needs(best, constraints, units)}."
@@ -247,34 +256,21 @@ def decide(
     )
 
 
-def _reason(
-    best: Point,
-    points: Sequence[Point],
-    constraints: Constraints,
-    baseline: Point | None,
-    units: Units,
-) -> str:
+def _reason(found: Best, constraints: Constraints, baseline: Point | None, units: Units) -> str:
     limits = constraints.limits
     if not limits and constraints.objective is None:
         if _rule(constraints, baseline) != BOTH or baseline is None:
             return "Without limits the knee of the front is chosen"
-        if best.configuration == baseline.configuration:
+        if found.point.configuration == baseline.configuration:
             return "Nothing is better than today in both energy and time"
         return "Best in both energy and time"
     goal = _GOALS[constraints.goal]
-    if constraints.goal != "knee" and _is_beaten(best, points, constraints):
+    if found.not_least:
         goal += f" but for {100 * SAME:.0f} %"
     words = [goal, *([limits.phrase(units)] if limits else [])]
     if limits.slowdown is not None:
         words.append(f"({percent(limits.slowdown)} more than today)")
     return " ".join(words)
-
-
-def _is_beaten(best: Point, points: Sequence[Point], constraints: Constraints) -> bool:
-    # By one that meets the limits, too, and was passed over because both are much the same.
-    worst = np.broadcast_to(constraints.limits.worst_ratio(figures_of(points)), len(points))
-    fits = [point for point, ratio in zip(points, worst, strict=True) if ratio <= 1]
-    return any(0 < _misses(best, point, constraints) <= SAME for point in fits)
 
 
 def _rule(constraints: Constraints, baseline: Point | None) -> str:

@@ -55,7 +55,8 @@ def choice_grid(result: Result, units: Units) -> ChoiceGrid | None:
             point, met = result.choose().point, True
         else:
             limits = Constraints(deadline_s=deadline_s, budget_kJ=budget_kJ)
-            point, met = best_of(judge.candidates, limits, result.baseline, judge.chance, figures)
+            best = best_of(judge.candidates, limits, result.baseline, judge.chance, figures)
+            point, met = best.point, best.met
         if point not in points:
             points.append(point)
         return points.index(point), met
