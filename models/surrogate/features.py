@@ -114,7 +114,7 @@ def _columns_of(
     return columns
 
 
-class _Predicted:
+class _PredictedLogs:
     # Log step time and log power that a model predicts of the candidates, (n, 2), and two columns
     # of their live part: what they are over the mean of the launch. A model that misjudges the
     # launches may still be right about how the live settings bend step time and power within each:
@@ -189,7 +189,7 @@ class FeatureMap:
             values = [configuration.get(name) for configuration in configurations]
             columns = _columns_of(values, scales.get(name))
             self._columns += [(name, column) for column in columns]
-        self._prior = None if prior is None else _Predicted(prior, configurations)
+        self._prior = None if prior is None else _PredictedLogs(prior, configurations)
         self._corrected = self._prior
         log = np.zeros((len(configurations), 0)) if self._prior is None else self._prior.log
         self.priors = log.shape[1] // 2
@@ -229,7 +229,7 @@ class FeatureMap:
         if rows:
             line = ScaleOut.of_prior(model, [configurations[i] for i in rows], logs[rows])
             corrected = model.with_constants(line.constants)
-            self._corrected = _Predicted(corrected, self._configurations, live=prior.live)
+            self._corrected = _PredictedLogs(corrected, self._configurations, live=prior.live)
         return True
 
     def _compute(self, configurations: Sequence[Configuration], prior: np.ndarray) -> np.ndarray:
@@ -266,10 +266,10 @@ class FeatureMap:
         log = np.zeros((len(rows), 0)) if prior is None else prior(rows)
         return self._compute(rows, log)
 
-    def prior_log(self, configurations: Rows, which: int = 0) -> np.ndarray:
+    def prior_log(self, configurations: Rows, prior: int = 0) -> np.ndarray:
         """Return one prior's log step time and log power, shape (n, 2); zeros without a prior."""
         rows, corrected = self._numbered(configurations), self._corrected
         if corrected is None:
             return np.zeros((len(rows), 2))
         log = corrected.log[rows] if isinstance(rows, np.ndarray) else corrected(rows)
-        return log[:, 2 * which : 2 * which + 2]
+        return log[:, 2 * prior : 2 * prior + 2]

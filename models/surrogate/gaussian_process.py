@@ -155,7 +155,7 @@ class GaussianProcess:
 
     @property
     def noise_(self) -> float:
-        """Fitted standard deviation of the noise beside what the rows state."""
+        """Fitted standard deviation of the noise beside that of the rows."""
         return float(np.sqrt(self._white))
 
     def _forget_hyperparameters(self) -> None:
@@ -212,10 +212,10 @@ class GaussianProcess:
         They stay if the rows continue the greater part of the last call's, else they start afresh.
         `variance` (n,) is each row's own noise variance, beside the fitted one; 0 where unknown.
         """
-        known, common = len(self._y), self._common(x, y, variance)
+        before, common = len(self._y), self._common(x, y, variance)
         # What was known for a while only (a probe that goes on) is taken out at its end, unless the
         # hyperparameters were fitted to it.
-        if 2 * common < known or common < self._fitted_at:
+        if 2 * common < before or common < self._fitted_at:
             self._forget_hyperparameters()
         self._x, self._y, self._variance = x.copy(), y.copy(), variance.copy()
         n = len(y)

@@ -59,7 +59,7 @@ class AdditiveKernel:
 
     @staticmethod
     def launch_columns(kinds: np.ndarray) -> np.ndarray:
-        """Columns that tell launches apart; all of them where nothing is split."""
+        """Columns that distinguish launches; all of them where nothing is split."""
         if AdditiveKernel.splits(kinds):
             return kinds == LAUNCH
         return np.ones(len(kinds), dtype=bool)

@@ -15,7 +15,7 @@ from tuner.problem.probe_cost import ProbeCost
 from tuner.search.joint_draws import JointDraws
 from tuner.search.question import Question
 from tuner.search.regret import RegretEstimate, regret_of
-from tuner.search.score import Scored, best_probe
+from tuner.search.score import ScoredProbe, best_probe
 
 TRUTH = np.array([truth(c) for c in CONFIGURATIONS])
 LOG_T = np.log(TRUTH[:, 0])
@@ -25,7 +25,9 @@ MIDDLE = [i for i, c in enumerate(CONFIGURATIONS) if c.micro_batch == 16][2:-2]
 SCATTERED = [4, 13, 22, 26, 18, 8]
 
 
-def best_for(constraints: Constraints, measured: list[int], running: int | None = None) -> Scored:
+def best_for(
+    constraints: Constraints, measured: list[int], running: int | None = None
+) -> ScoredProbe:
     front, view, surrogates = view_of(measured)
     drawn = JointDraws(surrogates, front, view, Question(constraints, 1), running_launch=running)
     return best_probe(drawn, ProbeCost(), 8, running)
@@ -103,7 +105,7 @@ def test_a_chance_weighs_what_a_window_is_worth() -> None:
     front, view, surrogates = view_of(MIDDLE)
     asked = Question(Constraints(objective="energy"), 1)
 
-    def best(chance: float) -> Scored:
+    def best(chance: float) -> ScoredProbe:
         weighed = replace(view, chances=np.full(len(view.chances), chance))
         return best_probe(JointDraws(surrogates, front, weighed, asked), ProbeCost(), 8)
 

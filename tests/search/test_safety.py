@@ -12,8 +12,8 @@ from tests.search.test_score import CANDIDATES, CONFIGURATIONS, truth, view_of
 from tuner.problem.stop_reason import StopReason, stop_sentence
 from tuner.search.candidate_planner import CandidatePlanner
 from tuner.search.candidate_pool import CandidateView
+from tuner.search.deferral import MOST_PROBABLE, PRIOR_MEAN, PRIOR_SD, PeakLimit, most_power_W
 from tuner.search.planner import PlanningState, ProbePlan
-from tuner.search.put_off import MOST_PROBABLE, PRIOR_MEAN, PRIOR_SD, PeakLimit, most_power_W
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.space import Candidates
 from tuner.testing.studies import measured, record

@@ -13,7 +13,7 @@ from tuner.problem.probe_cost import ProbeCost
 from tuner.search.candidate_planner import farthest
 from tuner.search.candidate_pool import CandidateView
 from tuner.search.joint_draws import LIVE_DRAWN, OPEN_DRAWN, JointDraws, normal_draws
-from tuner.search.score import Scored, best_probe
+from tuner.search.score import ScoredProbe, best_probe
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.space import Candidates
 from tuner.testing.studies import measured, record
@@ -59,7 +59,7 @@ def view_of(measured: list[int]) -> tuple[CandidateView, CandidateView, Surrogat
 
 def choose(
     measured: list[int], cost: ProbeCost, *, max_live: int = 4, running_launch: int | None = None
-) -> Scored:
+) -> ScoredProbe:
     front, view, surrogates = view_of(measured)
     drawn = JointDraws(surrogates, front, view, running_launch=running_launch)
     return best_probe(drawn, cost, max_live, running_launch)

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from tuner.search.candidate_planner import CandidatePlanner
+from tuner.search.deferral import DOUBT, SlackLimits
 from tuner.search.observations import Observation
-from tuner.search.put_off import DOUBT, SlackLimits
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.space import Candidates
 from tuner.testing.studies import probe_with

@@ -23,7 +23,7 @@ def plan(tmp_path_factory):
         "opt-350m",
         cluster="a100-8",
         executor="simulated",
-        search=SearchSettings(max_probes=5, seed=1),
+        search=SearchSettings(max_probes=8, seed=1),
         runs_dir=tmp_path_factory.mktemp("plan") / "runs",
         name="plan",
         report=False,
@@ -36,7 +36,7 @@ def test_every_point_is_predicted_and_nothing_is_verified(plan):
         assert {point.source for point in points} == {"predicted"}
         assert result.verification.ended.kind == "prediction"
         assert result.verification.probes == 0
-        assert result.spent.probes <= 5
+        assert result.spent.probes <= 8
         text = json.dumps(result.to_json())
         assert '"source": "measured"' not in text
         assert '"how_measured": "measured' not in text
@@ -79,5 +79,4 @@ def test_a_plan_and_a_search_on_predictions_have_one_today(plan, tmp_path):
     predicted = tuner.plan("opt-350m", cluster="a100-8", runs_dir=tmp_path, report=False)
     for figure in ("energy_to_solution_kJ", "time_to_solution_s", "power_W"):
         one, other = (getattr(each.baseline, figure) for each in (predicted, plan))
-        # The search's figure is drawn a little towards those of its other launches.
-        assert other == pytest.approx(one, rel=2e-3)
+        assert other == pytest.approx(one, rel=1e-3)

@@ -21,10 +21,10 @@ from tuner.pareto import nondominated
 from tuner.search.beside_front import beside_front
 from tuner.search.candidate_pool import CandidatePool, CandidateView
 from tuner.search.crash_causes import LAST, CrashCauses
+from tuner.search.deferral import LargerBatches, SlackLimits, UnreachedClocks
 from tuner.search.joint_draws import LIVE_DRAWN, JointDraws
 from tuner.search.observations import Observations
 from tuner.search.planner import MAX_LIVE, PlanningState, ProbePlan, ProbePlanner
-from tuner.search.put_off import LargerBatches, SlackLimits, UnreachedClocks
 from tuner.search.regret import LEAST_MEASUREMENTS, RegretEstimate, regret_of
 from tuner.search.score import best_probe
 from tuner.search_spaces.configuration import Configuration

@@ -1,4 +1,4 @@
-"""Which candidates a plan looks at: all of them, or of very many a sample.
+"""Candidates that a plan considers: all of them, or of very many a sample.
 
 Beyond what a posterior takes a moment for, launches are drawn, one from each of many equal
 stretches in the order of their knobs, and those that differ from one of the front in a single
@@ -63,7 +63,7 @@ def one_of_each_stretch(ordered: np.ndarray, count: int, rng: np.random.Generato
 
 @dataclass(frozen=True)
 class CandidateView:
-    """Candidates and what is expected of them: those that may be proposed, or those measured."""
+    """Candidates that may be proposed, or measured ones, with their expected figures."""
 
     members: np.ndarray  # numbers of the candidates, (n,)
     launch_of: np.ndarray
@@ -94,7 +94,7 @@ class CandidateView:
 
 
 class CandidatePool:
-    """What is known of the candidates that a plan looks at."""
+    """Views of the candidates that a plan considers."""
 
     def __init__(
         self,
@@ -121,9 +121,9 @@ class CandidatePool:
             self.tracked = self._sample(observations, closed if poor.all() else poor)
         self._surrogates.believe(np.array(observations.pending, dtype=int))
         measured = dict.fromkeys(m.candidate for m in observations.measured)
-        known = np.array([*measured, *observations.pending])
+        believed = np.array([*measured, *observations.pending])
         open_ = self.tracked[~closed[self.tracked]]
-        return self._view(known, chances), self._view(open_, chances)
+        return self._view(believed, chances), self._view(open_, chances)
 
     def _view(self, members: np.ndarray, chances: np.ndarray) -> CandidateView:
         launch_of, posterior = self._launch_of[members], self._surrogates.predict(members)

@@ -1,4 +1,4 @@
-"""Candidates that share with crashed launches what may have caused the crash.
+"""Candidates that share a possible cause of a crash with crashed launches.
 
 Each crash has a place, the kind of its failure with the error's type and innermost frame. What may
 have caused the crashes of one place is a value of a launch knob that all of them had and no launch
@@ -31,14 +31,14 @@ _Cause = frozenset[tuple[int, Value | None]]
 
 
 class CrashCauses:
-    """What may have caused the crashes of a study, and which launches share it."""
+    """Possible causes of the crashes of a study, and the launches that share them."""
 
     def __init__(self, launches: Sequence[Settings]) -> None:
         self._names = sorted({name for launch in launches for name in launch})
         self._launches = [self._values(launch) for launch in launches]
 
     def chances(self, records: Sequence[ProbeRecord]) -> np.ndarray:
-        """Return the probability that each launch trains, as far as crashes tell, (launches,)."""
+        """Return the probability that each launch trains, by the crashes so far, (launches,)."""
         chances = np.ones(len(self._launches))
         for alike, suspects in self._causes(records):
             guilty = 1 - ACCIDENT ** len(alike)
@@ -51,10 +51,10 @@ class CrashCauses:
         made = []
         for alike, suspects in self._causes(records):
             if suspects:
-                which = " or ".join(sorted(self._shown(cause) for cause in suspects))
+                values = " or ".join(sorted(self._shown(cause) for cause in suspects))
                 crashed = " and ".join(each.request.probe_id for each in alike)
                 made.append(
-                    f"launches without {which} come first from now on: {crashed} crashed with it, "
+                    f"launches without {values} come first from now on: {crashed} crashed with it, "
                     "and no launch with it has trained"
                 )
         return tuple(made)
@@ -69,7 +69,11 @@ class CrashCauses:
         trained = {self._values(each.request.launch) for each in records if each.measurements}
         crashes: dict[str, list[ProbeRecord]] = {}
         for record in records:
-            if record.failure is not None and not record.measurements and _tells(record.failure):
+            if (
+                record.failure is not None
+                and not record.measurements
+                and _blames_launch(record.failure)
+            ):
                 crashes.setdefault(record.failure.place, []).append(record)
         for alike in crashes.values():
             yield alike, self._suspects(alike, trained)
@@ -113,5 +117,5 @@ class CrashCauses:
         return frozenset((i, configuration.get(name)) for i, name in enumerate(self._names))
 
 
-def _tells(failure: Failure) -> bool:
+def _blames_launch(failure: Failure) -> bool:
     return failure.type.blames == "launch" and failure.kind not in ("out_of_memory", "disk_full")

@@ -1,4 +1,4 @@
-"""Joint draws of what is measured and of the open candidates that matter.
+"""Joint draws of the measured candidates and of the open ones that matter.
 
 One set of draws tells what a probe is worth (`tuner.search.score`), what the search still misses
 (`tuner.search.regret`), and both for a question. Each draw is at hyperparameters of its own, and
@@ -40,10 +40,10 @@ def normal_draws(draws: int, width: int, seed: int) -> np.ndarray:
 
 
 class JointDraws:
-    """Draws of log energy and log time, (draws, known + open).
+    """Draws of log energy and log time, (draws, measured + open).
 
     Attributes:
-        known, still_open: the candidates that are drawn.
+        measured, still_open: the candidates that are drawn.
         counts: whether each counts in each draw: what hardly fits, or hardly runs as set, counts
             in few.
     """
@@ -51,7 +51,7 @@ class JointDraws:
     def __init__(
         self,
         surrogates: Surrogates,
-        known: CandidateView,
+        measured: CandidateView,
         still_open: CandidateView,
         question: Question | None = None,
         *,
@@ -59,11 +59,11 @@ class JointDraws:
         seed: int = 0,
     ) -> None:
         self.surrogates, self.question = surrogates, question
-        promise, near = _promise(surrogates, known, still_open, question)
-        self.known = known[np.sort(ranked(near)[:MEASURED_DRAWN])]
+        promise, near = _promise(surrogates, measured, still_open, question)
+        self.measured = measured[np.sort(ranked(near)[:MEASURED_DRAWN])]
         self.still_open = still_open[_whole_launches(still_open.launch_of, promise, running_launch)]
-        self._count = len(self.known.members)
-        both = np.append(self.known.members, self.still_open.members)
+        self._count = len(self.measured.members)
+        both = np.append(self.measured.members, self.still_open.members)
         width = MEASURED_DRAWN + OPEN_DRAWN + LIVE_DRAWN
         time, power = surrogates.sample(both, normal_draws(DRAWS, width, seed), wide=True)
         self.counts = np.ones(time.shape, dtype=bool)
@@ -72,7 +72,7 @@ class JointDraws:
 
     @cached_property
     def front(self) -> LogRegret:
-        """Regret of the front, what does not count far behind it."""
+        """Regret of the front; a candidate that does not count is far behind it."""
         far = np.where(self.counts, 0.0, FAR)
         return LogRegret(self.energy + far, self.time + far, measured=self._count)
 
@@ -80,14 +80,14 @@ class JointDraws:
     def losses(self) -> np.ndarray:
         """Loss of each in each draw; infinite where it does not count."""
         assert self.question is not None
-        gpus = np.append(self.known.gpus, self.still_open.gpus)
+        gpus = np.append(self.measured.gpus, self.still_open.gpus)
         worst = self.question.objective(self.energy, self.time, gpus).max(axis=1, keepdims=True)
         losses = self.question.loss(self.energy, self.time, gpus, worst)
         return np.where(self.counts, losses, np.inf)
 
     @property
     def answer_gains(self) -> np.ndarray:
-        """What each open candidate improves the answer by, (draws, open)."""
+        """Improvement of the answer by each open candidate, (draws, open)."""
         least = self.losses[:, : self._count].min(axis=1, keepdims=True)
         return np.maximum(least - self.losses[:, self._count :], 0.0)
 
@@ -102,26 +102,27 @@ class JointDraws:
 
 def _promise(
     surrogates: Surrogates,
-    known: CandidateView,
+    measured: CandidateView,
     still_open: CandidateView,
     question: Question | None,
 ) -> tuple[np.ndarray, np.ndarray]:
-    # What each open candidate may gain, and how near each known one is to the front or the answer.
+    # Possible gain of each open candidate; nearness of measured ones to the front or the answer.
     posterior, (wide_t, wide_p) = still_open.posterior, surrogates.widening
     best_t = posterior.log_time - OPTIMISM_SD * wide_t * posterior.log_time_std
     best_p = posterior.log_power - OPTIMISM_SD * wide_p * posterior.log_power_std
-    points, best = known.points, np.column_stack([best_t + best_p, best_t])
+    points, best = measured.points, np.column_stack([best_t + best_p, best_t])
     if question is None:
         reference = np.maximum(points.max(axis=0), best.max(axis=0)) + 1.0
         gains = improvement(points, best[:, 0], best[:, 1], reference)
         behind = (points[:, None] - points[None]).max(axis=2).max(axis=1)
         return gains * still_open.chances, -behind
-    gpus = np.append(known.gpus, still_open.gpus)
+    gpus = np.append(measured.gpus, still_open.gpus)
     energy, time = np.vstack([points, best]).T
     worst = float(question.objective(energy, time, gpus).max())
     losses = question.loss(energy, time, gpus, worst)
-    measured, possible = np.split(losses, [len(points)])
-    return np.maximum(measured.min() - possible, 0.0) * still_open.chances, -measured
+    of_measured, possible = np.split(losses, [len(points)])
+    gains = np.maximum(of_measured.min() - possible, 0.0)
+    return gains * still_open.chances, -of_measured
 
 
 def _whole_launches(

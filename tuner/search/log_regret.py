@@ -1,4 +1,4 @@
-"""Fall of the log regret: what a measurement is worth, draw by draw.
+"""Fall of the log regret: the worth of a measurement, draw by draw.
 
 In each joint draw of the surrogates the regret is the share of that draw's front that the
 measurements miss, and a measurement is worth the fall of its logarithm. So a draw in which a launch
@@ -25,7 +25,7 @@ ROUNDING = 1e-12
 
 
 class LogRegret:
-    """Value of open candidates in each joint draw, given what is measured.
+    """Value of open candidates in each joint draw, given the measured ones.
 
     Each draw has a reference point of its own, beyond the nadir of its front
     (`tuner.pareto.reference_point`), which is the origin of the coordinates here.
@@ -61,7 +61,7 @@ class LogRegret:
         return (_hypervolumes(energy, time) - self._covered) / self.whole
 
     def noise(self, time_sd: float, power_sd: float) -> np.ndarray:
-        """Return the standard deviation of `whole` as a share of it, (draws,).
+        """Return the relative standard deviation of `whole`, (draws,).
 
         To first order, if each corner of the front has independent errors of log time and log
         power: one of log energy moves its right side, one step of the staircase high, one of log
@@ -78,7 +78,7 @@ class LogRegret:
 
     @property
     def saving(self) -> np.ndarray:
-        """What is missing as a fall of log energy, averaged over the front's times, (draws,)."""
+        """Missing share as a fall of log energy, averaged over the front's times, (draws,)."""
         return np.asarray(self.missing * self.whole / -self._every[1].min(axis=1))
 
     @property

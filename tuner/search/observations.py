@@ -122,8 +122,8 @@ class Observations:
     def _add_measurement(self, candidate: int, measurement: Measurement) -> None:
         self.closed.add(candidate)
         launch, peak = int(self._launch_of[candidate]), measurement.peak_memory_bytes
-        known = self.peak_bytes.get(launch, math.nan)
-        self.peak_bytes[launch] = float(np.fmax(math.nan if peak is None else peak, known))
+        before = self.peak_bytes.get(launch, math.nan)
+        self.peak_bytes[launch] = float(np.fmax(math.nan if peak is None else peak, before))
         configuration = self._candidates[candidate]
         self.measured.append(Observation.of(candidate, configuration, measurement))
 

@@ -20,7 +20,7 @@ from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.workload.records.probe import ProbeRecord
 
 if TYPE_CHECKING:
-    from tuner.search.put_off import PeakLimit
+    from tuner.search.deferral import PeakLimit
     from tuner.search.question import Question
     from tuner.search.regret import RegretEstimate
     from tuner.search_spaces.space import Candidates

@@ -45,7 +45,7 @@ class RegretEstimate:
         return float(np.mean(self.missing > self._least(share)))
 
     def detection_threshold(self, share: float) -> float:
-        """Return what `probability_above` compares with, the median of the draws."""
+        """Return the median of the draws, which `probability_above` compares."""
         return float(np.median(self._least(share)))
 
     def _least(self, share: float) -> np.ndarray:

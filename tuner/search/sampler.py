@@ -31,7 +31,7 @@ _METER = MeterInfo("study", "gpu", "the values of its trials")
 
 
 class CandidateSampler(BaseSampler):
-    """Optuna sampler that proposes what a planner would probe next.
+    """Optuna sampler that proposes the next probe of a planner.
 
     Args:
         candidates: the valid configurations, whose knobs that vary are the parameters.
@@ -99,8 +99,8 @@ class CandidateSampler(BaseSampler):
         records: list[ProbeRecord] = []
         in_flight: list[Configuration] = []
         for trial in study.get_trials(deepcopy=False, states=states):
-            known = self._encoding.knobs and set(self._encoding.knobs) <= trial.params.keys()
-            index = self._encoding.index_of_params(trial.params) if known else None
+            encoded = self._encoding.knobs and set(self._encoding.knobs) <= trial.params.keys()
+            index = self._encoding.index_of_params(trial.params) if encoded else None
             if index is None:
                 continue
             configuration = self._encoding.configurations[index]

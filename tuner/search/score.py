@@ -1,4 +1,4 @@
-"""Score: what a probe is worth per joule, over joint draws of the surrogates.
+"""Score: the worth of a probe per joule, over joint draws of the surrogates.
 
 For the front it is the expected fall of the log regret (`tuner.search.log_regret`). A launch is
 paid once, a further live setting only its window, so settings are added while they are worth it. A
@@ -23,7 +23,7 @@ from tuner.search.log_regret import Sweep
 
 
 @dataclass(frozen=True)
-class Scored:
+class ScoredProbe:
     """One probe and its score."""
 
     # numbers of candidates, all of one launch; the first is visited first.
@@ -38,7 +38,7 @@ class Scored:
 
 def best_probe(
     drawn: JointDraws, cost: ProbeCost, most_live: int, running_launch: int | None = None
-) -> Scored:
+) -> ScoredProbe:
     """Return the probe that is worth the most per joule, for the front or for the question.
 
     Args:
@@ -74,22 +74,22 @@ def best_probe(
     sweep = sweeps[best]
     members = tuple(tried.members[launches[best][sweep.added]].tolist())
     gain = float(sweep.share.mean())
-    return Scored(members, float(scores[best]), sweep.cost_J, sweep.first_J, gain)
+    return ScoredProbe(members, float(scores[best]), sweep.cost_J, sweep.first_J, gain)
 
 
-def _window(drawn: JointDraws, row: int, joules: np.ndarray, gain: float) -> Scored:
+def _window(drawn: JointDraws, row: int, joules: np.ndarray, gain: float) -> ScoredProbe:
     cost_J, member = float(joules[row]), int(drawn.still_open.members[row])
-    return Scored((member,), gain / cost_J, cost_J, cost_J, gain)
+    return ScoredProbe((member,), gain / cost_J, cost_J, cost_J, gain)
 
 
 def _nearest(drawn: JointDraws) -> int:
     # Where nothing is worth anything: of the likely ones that with the least loss, or the nearest
     # to the front in standard deviations, of the nearer axis and from the farthest corner.
-    tried, known = drawn.still_open, drawn.known.points
+    tried, measured = drawn.still_open, drawn.measured.points
     if drawn.question is not None:
         behind = drawn.mean_losses
     else:
-        of, corners = tried.posterior, known[nondominated(*known.T)]
+        of, corners = tried.posterior, measured[nondominated(*measured.T)]
         behind_e = (of.log_energy[:, None] - corners[:, 0]) / of.log_energy_std[:, None]
         behind_t = (of.log_time[:, None] - corners[:, 1]) / of.log_time_std[:, None]
         behind = np.minimum(behind_e, behind_t).max(axis=1)

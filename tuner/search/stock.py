@@ -45,7 +45,7 @@ class StockPlanner(ProbePlanner):
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             self._report(observations)
-            return None if closed.all() else self._plan_of([self._ask(closed)], self._reason)
+            return None if closed.all() else self._plan_of([self._proposed(closed)], self._reason)
 
     def _report(self, observations: Observations) -> None:
         for one in observations.measured[self._reported :]:
@@ -59,7 +59,7 @@ class StockPlanner(ProbePlanner):
         for candidate in self._running.keys() - observations.pending:
             self._study.tell(self._running.pop(candidate), state=TrialState.FAIL)
 
-    def _ask(self, closed: np.ndarray) -> int:
+    def _proposed(self, closed: np.ndarray) -> int:
         refused: list[dict[str, Any]] = []
         while len(refused) < MAX_SUGGESTIONS:
             trial = self._study.ask(self._encoding.distributions)

@@ -19,8 +19,8 @@ from tuner.problem.baseline import is_default
 from tuner.problem.constraints import Constraints
 from tuner.problem.problem import Problem
 from tuner.problem.stop_reason import LIMITS, StopReason, little_left
+from tuner.search.deferral import PeakLimit, most_power_W
 from tuner.search.planner import ProbePlan
-from tuner.search.put_off import PeakLimit, most_power_W
 from tuner.search.question import Question
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.knobs import KNOBS, Value

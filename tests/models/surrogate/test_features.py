@@ -111,7 +111,7 @@ def test_a_prior_has_a_live_part_that_no_launch_has_a_level_in() -> None:
     assert features.priors == 2
     assert features.dimension == 2 + 2  # no column of its own
     unseen = Configuration.of(data_parallel=8, clock_MHz=1000)
-    live = features.prior_log([*candidates.configurations[2:4], unseen], which=1)
+    live = features.prior_log([*candidates.configurations[2:4], unseen], prior=1)
     log2 = np.log(2)
     assert live[:2] == pytest.approx(np.array([[log2 / 2, -log2], [-log2 / 2, log2]]))
     # A launch that no candidate has stands over the mean level of those that they have.

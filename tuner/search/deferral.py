@@ -63,7 +63,7 @@ def most_power_W(configuration: Configuration) -> float:
 
 @dataclass(frozen=True)
 class PeakLimit:
-    """Cap on peak power, and what peaks are expected to be."""
+    """Cap on peak power, and the expected peaks."""
 
     cap_W: float
     log_ratio: float  # mean of the log of peak over mean power
@@ -135,7 +135,7 @@ class SlackLimits:
         self._curve = np.array([numbers.setdefault(key, len(numbers)) for key in keys])
 
     def chances(self, measured: Sequence[Observation]) -> np.ndarray:
-        """Return the probability that each candidate differs from what is measured, (n,)."""
+        """Return the probability that each candidate differs from the measured ones, (n,)."""
         chances, agreeing = np.ones(len(self._limits_W)), 0
         last = np.zeros(len(chances), dtype=bool)
         windows: dict[int, list[Observation]] = {}
@@ -163,8 +163,8 @@ class SlackLimits:
 def _differ(one: Observation, other: Observation) -> bool | None:
     time, power = one.step_time_s / other.step_time_s, one.power_W / other.power_W
     errors = np.array([(each.step_time_rse, each.power_rse) for each in (one, other)])
-    known = np.where(np.isnan(errors), (TIME_NOISE, POWER_NOISE), np.maximum(errors, 1e-4))
-    beyond = ERRORS * np.hypot(*known)
+    error = np.where(np.isnan(errors), (TIME_NOISE, POWER_NOISE), np.maximum(errors, 1e-4))
+    beyond = ERRORS * np.hypot(*error)
     if (abs(np.log([time, power])) > beyond).any():
         return True
     return False if beyond.min() < AGREE else None
@@ -176,7 +176,7 @@ def _limit_W(configuration: Configuration) -> float:
 
 
 class LargerBatches:
-    """Launches that take more memory than one that ran out of it: all is equal, and more samples.
+    """Launches that take more memory than one that ran out: all is equal, and more samples.
 
     They come last and are not closed: an allocator may need less for a larger batch.
     """
@@ -191,7 +191,7 @@ class LargerBatches:
         self._like = np.array([numbers.setdefault(each, len(numbers)) for each in others])
 
     def chances(self, observations: Observations) -> np.ndarray:
-        """Return the probability that each launch fits, as far as the smaller ones tell."""
+        """Return the probability that each launch fits, by the smaller ones."""
         chances = np.ones(len(self._sizes))
         for launch, peak in observations.peak_bytes.items():
             if math.isinf(peak):
@@ -209,7 +209,7 @@ class UnreachedClocks:
         self._configurations = configurations
 
     def chances(self, observations: Observations) -> np.ndarray:
-        """Return the probability that each candidate runs as set, as far as its clock tells, (n,).
+        """Return the probability that each candidate runs as set, by its clock, (n,).
 
         A clock does not count if another window ran at it or above it: the devices may have been
         disturbed.
