@@ -109,6 +109,23 @@ def test_what_is_free_comes_first_and_a_trade_stands_beside_it() -> None:
     assert details(asked) == ()
 
 
+@pytest.mark.parametrize(
+    ("others", "option"),
+    [
+        ([], " (--minimize energy)"),
+        ([(7.5, 150.0)], " (--minimize edp)"),
+    ],
+)
+def test_the_option_beside_a_trade_chooses_it(others, option) -> None:
+    today, trading = point(TODAY, 10.0, 100.0), point(OTHER, 8.0, 110.0)
+    more = [point(configuration(i), *each) for i, each in enumerate(others)]
+    found = result_of(Judge([today, trading, *more], today, Constraints(), 100))
+    (trade,) = (line for line in details(found) if line.startswith("A trade"))
+    assert trade == (
+        f"A trade: zero0 optim-none takes 20 % less energy for 10 % more time than today{option}."
+    )
+
+
 def test_probably_better_and_not_better_have_other_headlines() -> None:
     """One launch each that differ by 6 %: perhaps; by -10 %: nothing better was found."""
     rng = np.random.default_rng(0)

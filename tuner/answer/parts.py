@@ -254,8 +254,9 @@ class Recommendation:
             the limits if the baseline does not; of "keep", that of the choice. None if unknown.
         promising: the choice, where it is neither sure enough nor unlikely to be better; None if
             there is none.
-        trade: the point of the front that saves most energy for more time, or most time for more
-            energy, where nothing was asked; None if there is none.
+        trade: the point with the least product of energy and time of those that save one for more
+            of the other, where nothing was asked; None if that is no less than the baseline's.
+        trade_objective: objective that chooses `trade`; None if none does.
     """
 
     action: Literal["train", "keep"]
@@ -267,6 +268,7 @@ class Recommendation:
     time: Difference | None = None
     promising: Point | None = None
     trade: Point | None = None
+    trade_objective: str | None = None
     more: FurtherLaunches | None = None
     launch_s: float | None = None
     launch_kJ: float | None = None

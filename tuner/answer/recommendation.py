@@ -29,6 +29,8 @@ LEAST_TRIED = 4
 #: Probability to be better below which a candidate is not called promising: "very unlikely" in the
 #: words of Intelligence Community Directive 203 (2015).
 UNLIKELY = 0.2
+#: Objectives that can choose a point which trades energy for time.
+TRADING = ("energy", "time", "edp")
 #: Probability to be better up to which the odds are about even ("about as likely as not" ends at
 #: 60 % in the scale of the IPCC's fifth report): such a candidate is named only if further launches
 #: are worth it.
@@ -98,7 +100,8 @@ def recommend(result: Result) -> Recommendation | None:
         share = launch_kJ / judge.baseline.energy_to_solution_kJ
     found = advise(judge, best, met=result.choice.met, launch_share=share)
     if result.choice.rule == BOTH:
-        more["trade"] = _trade(result, judge, found.point)
+        trade = more["trade"] = _trade(result, judge, found.point)
+        more["trade_objective"] = trade and _objective_of(trade, judge)
     if found.promising is not None and found.evidence is not Evidence.PREDICTED:
         more["launch_s"] = spent.time_s / spent.probes if spent.probes else None
         more["launch_kJ"] = launch_kJ
@@ -121,6 +124,14 @@ def _trade(result: Result, judge: Judge, point: Point) -> Point | None:
         key=lambda other: math.prod(ratios_to(point, other)),
         default=None,
     )
+
+
+def _objective_of(trade: Point, judge: Judge) -> str | None:
+    for objective in TRADING:
+        asked = replace(judge, constraints=replace(judge.constraints, objective=objective))
+        if asked.choose()[0] is trade:
+            return objective
+    return None
 
 
 def too_little_tried(result: Result) -> bool:

@@ -221,7 +221,6 @@ def _trade(result: Result, trade: Point) -> str:
     assert advice is not None and baseline is not None  # noqa: PT018
     energy = trade.energy_to_solution_kJ / baseline.energy_to_solution_kJ
     time = trade.time_to_solution_s / baseline.time_to_solution_s
-    goal = "energy" if trade.energy_to_solution_kJ < advice.point.energy_to_solution_kJ else "time"
     name = settings_text(trade.configuration, baseline.configuration)
     words = [
         (energy, change(energy, 1.0, "less energy", "more energy")),
@@ -230,7 +229,8 @@ def _trade(result: Result, trade: Point) -> str:
     words.sort(key=lambda each: each[0])
     joined = " for " if words[0][0] < 1 < words[1][0] else " and "
     text = joined.join(word for _, word in words)
-    return f"A trade: {name} takes {text} than today (--minimize {goal})."
+    option = f" (--minimize {advice.trade_objective})" if advice.trade_objective else ""
+    return f"A trade: {name} takes {text} than today{option}."
 
 
 def advice_lines(result: Result) -> list[str]:
