@@ -43,6 +43,7 @@ from benchmarks.search.headline import (
 from benchmarks.search.made_up import KINDS, problems_of
 from benchmarks.search.names import OURS
 from benchmarks.search.own_stop import ending, own_stops, search_to_own_stop
+from benchmarks.search.pieces import Pieces
 from benchmarks.search.problems import Problem, load_problem
 from benchmarks.search.runner import RunOptions, all_runs
 from benchmarks.search.samplers import DEFAULT_SAMPLERS, NAMES, SWEEPING, WITH_MODELS
@@ -101,6 +102,12 @@ def _parser() -> argparse.ArgumentParser:
         "does; what it then misses is printed (default 400)",
     )
     add("--jobs", type=int, default=1, metavar="N", help="processes (default 1)")
+    add(
+        "--pieces",
+        type=Path,
+        metavar="FILE",
+        help="keep each finished search here, and go on from what is kept of this search's code",
+    )
     return parser
 
 
@@ -118,6 +125,7 @@ def options_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error("--jobs and --most must be at least 1")
     if min(options.seeds, options.jackknife) < 0 or not options.seeds + options.jackknife:
         parser.error("--seeds and --jackknife must be at least 0, and one of them at least 1")
+    options.pieces = Pieces(options.pieces, options.jobs)
     # Ours is what the others are compared with.
     options.samplers = list(dict.fromkeys([OURS, *options.samplers]))
     return options
@@ -174,9 +182,9 @@ def jackknife_part(options: argparse.Namespace, problems: Sequence[Problem]) -> 
     runs, stops = {}, {}
     for seed in range(options.jackknife):
         tables = [Problem(problem.folder, problem.group, seed) for problem in problems]
-        each = RunOptions(tuple(options.samplers), (seed,), options.most, options.jobs)
+        each = RunOptions(tuple(options.samplers), (seed,), options.most, options.pieces)
         runs |= all_runs(each, tables)
-        stops |= own_stops(tables, (seed,), options.jobs, ending(options.samplers))
+        stops |= own_stops(tables, (seed,), ending(options.samplers), options.pieces)
     kind = Kind("jackknifed", runs, stops)
     return split_figures(kind) + kind_figures(kind)
 
@@ -184,8 +192,8 @@ def jackknife_part(options: argparse.Namespace, problems: Sequence[Problem]) -> 
 def recorded_part(options: argparse.Namespace, problems: Sequence[Problem]) -> list[Figure]:
     """Run the samplers on the tables as recorded."""
     seeds = tuple(range(options.seeds))
-    each = RunOptions(tuple(options.samplers), seeds, options.most, options.jobs)
-    stops = own_stops(problems, seeds, options.jobs, ending(options.samplers))
+    each = RunOptions(tuple(options.samplers), seeds, options.most, options.pieces)
+    stops = own_stops(problems, seeds, ending(options.samplers), options.pieces)
     return kind_figures(Kind("recorded", all_runs(each, problems), stops))
 
 
@@ -196,12 +204,12 @@ def made_part(options: argparse.Namespace) -> list[Figure]:
     for kind in options.made:
         with TemporaryDirectory() as folder:
             problems = problems_of(kind, Path(folder))
-            each = RunOptions(tuple(names), MADE_SEEDS, options.most, options.jobs)
+            each = RunOptions(tuple(names), MADE_SEEDS, options.most, options.pieces)
             runs = all_runs(each, problems)
             ends = ending(names)
             if all(load_problem(one).predicted_by for one in problems):
                 ends.append(WITH_MODELS)
-            stops = own_stops(problems, MADE_SEEDS, options.jobs, ends)
+            stops = own_stops(problems, MADE_SEEDS, ends, options.pieces)
             figures += kind_figures(Kind(figure_name(kind), runs, stops))
             if kind == "several-knobs":
                 largest = max(problems, key=lambda one: len(truth_of(one).points))

@@ -11,13 +11,13 @@ import math
 import time
 import warnings
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field
 
 import optuna
 
 from benchmarks.search.ask_tell import PEERS, AskTellPlanner
 from benchmarks.search.names import OURS
+from benchmarks.search.pieces import Pieces
 from benchmarks.search.problems import Problem, load_problem
 from benchmarks.search.samplers import planner_named
 from benchmarks.search.start import StartingAt, start_of
@@ -111,22 +111,18 @@ def search_to_own_stop(problem: Problem, seed: int, sampler_name: str = OURS) ->
 def own_stops(
     problems: Sequence[Problem],
     seeds: Sequence[int],
-    jobs: int = 1,
     samplers: Sequence[str] = (OURS,),
+    pieces: Pieces | None = None,
 ) -> dict[tuple[Problem, str], list[OwnStop]]:
     """Return the searches of each problem and sampler, one a seed.
 
     Args:
-        jobs: number of processes.
         samplers: ours, or peers that have a rule of their own.
+        pieces: where finished searches are kept.
     """
     keys = [(problem, name) for problem in problems for name in samplers]
     work = [(problem, seed, name) for problem, name in keys for seed in seeds]
-    if jobs > 1:
-        with ProcessPoolExecutor(jobs) as pool:
-            done = list(pool.map(search_to_own_stop, *zip(*work, strict=True), chunksize=4))
-    else:
-        done = [search_to_own_stop(*one) for one in work]
+    done = (pieces or Pieces()).results(search_to_own_stop, work)
     each = len(seeds)
     return {key: done[i * each : (i + 1) * each] for i, key in enumerate(keys)}
 

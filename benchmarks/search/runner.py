@@ -6,11 +6,11 @@ import statistics
 import time
 import warnings
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 
 import optuna
 
+from benchmarks.search.pieces import Pieces
 from benchmarks.search.problems import Problem, load_problem
 from benchmarks.search.samplers import planner_named
 from benchmarks.search.start import StartingAt, start_of
@@ -160,13 +160,13 @@ class RunOptions:
         samplers: names of the samplers.
         seeds: of each sampler on each problem.
         most: as of `run`.
-        jobs: number of processes.
+        pieces: where finished runs are kept.
     """
 
     samplers: tuple[str, ...]
     seeds: tuple[int, ...]
     most: int
-    jobs: int = 1
+    pieces: Pieces = field(default_factory=Pieces)
 
 
 def all_runs(
@@ -176,9 +176,5 @@ def all_runs(
     keys = [(problem, name) for problem in problems for name in options.samplers]
     work = [(problem, name, seed, options.most) for problem, name in keys for seed in options.seeds]
     each = len(options.seeds)
-    if options.jobs > 1:
-        with ProcessPoolExecutor(options.jobs) as pool:
-            done = list(pool.map(run, *zip(*work, strict=True), chunksize=each))
-    else:
-        done = [run(*arguments_of_one) for arguments_of_one in work]
+    done = options.pieces.results(run, work)
     return {key: done[i * each : (i + 1) * each] for i, key in enumerate(keys)}
