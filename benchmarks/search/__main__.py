@@ -17,7 +17,8 @@ recorded (`--seeds`), and those that are made (`--made`, `benchmarks.search.made
 figure of its own beside other tables.
 
 On jackknifed tables tuned, seen and held-out groups also stand apart
-(`benchmarks.search.problems`). If a table names the job and cluster that it recorded
+(`benchmarks.search.problems`), and with `--questions` a deadline and an energy budget are answered
+on them (`benchmarks.search.question`). If a table names the job and cluster that it recorded
 (`[predicted_by]`), `joulefront+models` is joulefront with the analytic models of that job, as in a
 study.
 """
@@ -45,6 +46,7 @@ from benchmarks.search.names import OURS
 from benchmarks.search.own_stop import ending, own_stops, search_to_own_stop
 from benchmarks.search.pieces import Pieces
 from benchmarks.search.problems import Problem, load_problem
+from benchmarks.search.question import question_figures
 from benchmarks.search.runner import RunOptions, all_runs
 from benchmarks.search.samplers import DEFAULT_SAMPLERS, NAMES, SWEEPING, WITH_MODELS
 from benchmarks.search.statistics import figure_name
@@ -100,6 +102,11 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="a run that has not found the front after N measurements counts as one that never "
         "does; what it then misses is printed (default 400)",
+    )
+    add(
+        "--questions",
+        action="store_true",
+        help="also answer a deadline and an energy budget on the jackknifed tables",
     )
     add("--jobs", type=int, default=1, metavar="N", help="processes (default 1)")
     add(
@@ -186,7 +193,11 @@ def jackknife_part(options: argparse.Namespace, problems: Sequence[Problem]) -> 
         runs |= all_runs(each, tables)
         stops |= own_stops(tables, (seed,), ending(options.samplers), options.pieces)
     kind = Kind("jackknifed", runs, stops)
-    return split_figures(kind) + kind_figures(kind)
+    figures = split_figures(kind) + kind_figures(kind)
+    if options.questions:
+        tables = list(dict.fromkeys(problem for problem, _ in runs))
+        figures += question_figures(tables, options.most, options.pieces)
+    return figures
 
 
 def recorded_part(options: argparse.Namespace, problems: Sequence[Problem]) -> list[Figure]:
