@@ -81,3 +81,17 @@ def test_launches_that_all_end_their_agents_do_not_end_the_search_as_a_bad_node(
         assert node_failures(list(executor._done), 0) is None
     assert [each.failure.kind for each in executor._done if each.failure] == ["node", "crash"] * 2
     assert {each.host for each in executor._done} == {"node"}
+
+
+def test_a_node_that_goes_with_four_probes_does_not_end_the_search() -> None:
+    slots = [Slot("id", "node", "", SimpleNamespace(), 0.25) for _ in range(4)]
+    executor = executor_with(slots, {}, [])
+    executor._losses, executor._done = Losses(ray), deque()
+    executor.pool.meter = MeterInfo("nvml", "gpu", "NVML")
+    executor._ray.nodes = list
+    executor._refresh_nodes = lambda: None
+    flights = [flight(Settings(data_parallel=count)) for count in (1, 2, 3, 4)]
+    for each in flights:
+        executor._lost(each, DIED)
+    assert [each.failure.kind for each in executor._done if each.failure] == ["node"] * 4
+    assert node_failures(list(executor._done), 0) is None

@@ -146,6 +146,32 @@ def test_a_search_ends_when_one_node_fails_again_and_again(hosts: str, ends: boo
     assert node_failures(records, len(records) - 2) is None
 
 
+@pytest.mark.parametrize(
+    ("seconds", "ends"),
+    [
+        ([(0, 30), (1, 30), (2, 30), (3, 30)], False),  # four parts of a node that went
+        ([(0, 9), (1, 9), (10, 19), (11, 19)], False),  # two parts failed twice
+        ([(0, 9), (0, 12), (10, 20), (12, 22), (20, 29)], True),  # one part failed three times
+        ([(0, 9), (0, 90), (10, 19), (20, 29)], True),  # while another probe ran
+    ],
+)
+def test_probes_that_a_node_ends_together_count_once(
+    seconds: list[tuple[int, int]], ends: bool
+) -> None:
+    failed = Failure("node", "node lost: a left the Ray cluster while it measured")
+    records = [
+        replace(
+            record(),
+            host="a",
+            failure=failed,
+            started_at=f"2026-11-28T09:{began // 60:02}:{began % 60:02}.000+00:00",
+            wall_s=float(end - began),
+        )
+        for began, end in seconds
+    ]
+    assert (node_failures(records, 0) is not None) == ends
+
+
 class CertainPlanner(ProbePlanner):
     """Planner that expects nothing more, with one setting next to the front left to confirm."""
 

@@ -343,9 +343,7 @@ class RayExecutor:
                 self._ray.kill(flight.slots[0].agent)  # its ranks and fork server die with it
 
     def _fail_flight(self, flight: Flight, failure: Failure) -> None:
-        so_far = flight.so_far or ProbeRecord(flight.request, (), self.meter)
-        record = partial_record(so_far.request, so_far.measurements, self.meter, failure)
-        self._done.append(replace(record, host=flight.slots[0].name))
+        self._done.append(flight.failed(failure, self.meter))
 
     def _fail(self, request: ProbeRequest, kind: str, sentence: str) -> None:
         self._done.append(partial_record(request, (), self.meter, Failure(kind, sentence)))

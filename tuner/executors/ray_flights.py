@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import Any
 
 from tuner.executors.ray_nodes import Slot
-from tuner.workload.records.probe import ProbeRecord, ProbeRequest
+from tuner.workload.records.probe import Failure, MeterInfo, ProbeRecord, ProbeRequest
 from tuner.workload.records.runners import Continuation
+from tuner.workload.records.trace import partial_record
 
 #: An agent that exceeded its limit is sent a cancellation, and is killed after this time.
 _CANCEL_S = 10.0
@@ -33,9 +35,9 @@ class Flight:
 
     `extend` returns further settings of an extendable probe. `result` refers to the agent's answer,
     None until the lease is granted. It waits for nodes since `queued_s`, and for this lease since
-    `since_s`. At `deadline_s` it is cancelled, or killed if it was cancelled before. Since
-    `unreachable_s` the agent cannot be reached, 0 while it can. `so_far` is the record at its last
-    request for settings.
+    `since_s`. It began at `began_s`, seconds since the epoch. At `deadline_s` it is cancelled, or
+    killed if it was cancelled before. Since `unreachable_s` the agent cannot be reached, 0 while it
+    can. `so_far` is the record at its last request for settings.
     """
 
     request: ProbeRequest
@@ -44,6 +46,7 @@ class Flight:
     queued_s: float
     since_s: float
     result: Any = None
+    began_s: float = field(default_factory=time.time)
     deadline_s: float = 0.0
     cancelled: bool = False
     unreachable_s: float = 0.0
@@ -73,6 +76,7 @@ class Flight:
 
     def launch(self, limit_s: float) -> None:
         """Send the request to the agent of its first slot; its answer is due in `limit_s`."""
+        self.began_s = time.time()
         lead, *others = self.slots
         peers = [(f"node {slot.name}", slot.agent) for slot in others]
         self.result = lead.agent.run.remote(self.request.to_json(), peers, lead.address)
@@ -108,6 +112,17 @@ class Flight:
         if not before:
             self.slots[0].agent.cancel.remote()
         return before
+
+    def failed(self, failure: Failure, meter: MeterInfo) -> ProbeRecord:
+        """Return the record of the probe up to now, which its agent cannot give any more."""
+        windows = self.so_far.measurements if self.so_far is not None else ()
+        request = self.so_far.request if self.so_far is not None else self.request
+        return replace(
+            partial_record(request, windows, meter, failure),
+            host=self.slots[0].name,
+            started_at=datetime.fromtimestamp(self.began_s, UTC).isoformat(timespec="milliseconds"),
+            wall_s=max(0.0, time.time() - self.began_s),
+        )
 
 
 @dataclass

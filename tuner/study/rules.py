@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from datetime import datetime, timedelta
 from itertools import takewhile
 
 import numpy as np
@@ -43,14 +43,30 @@ _LIGHTER = ("micro_batch", "zero_stage", "activation_checkpointing", "optimizer_
 def node_failures(records: Sequence[ProbeRecord], earlier: int) -> StopReason | None:
     """Return the failures of a node after which nothing can be measured, or None.
 
-    Of those of this session, after `earlier` ones, at least `NODE_TRIES` are made.
+    Of those of this session, after `earlier` ones, at least `NODE_TRIES` are made. Probes that ran
+    on a node at the same time fail together and count once.
     """
     run = list(takewhile(lambda r: r.failure and r.failure.of_node, reversed(records)))
-    of_each = Counter(record.host for record in run)
-    if len(records) - earlier < NODE_TRIES or max(of_each.values(), default=0) < NODE_TRIES:
+    of_each: dict[str, list[ProbeRecord]] = {}
+    for record in run:
+        of_each.setdefault(record.host, []).append(record)
+    most = max(map(_one_after_another, of_each.values()), default=0)
+    if len(records) - earlier < NODE_TRIES or most < NODE_TRIES:
         return None
     last = run[0].failure
     return StopReason("node_failures", {"failures": NODE_TRIES}, last.message if last else "")
+
+
+def _one_after_another(records: Sequence[ProbeRecord]) -> int:
+    """Return the largest number of probes of which none began before another had ended."""
+    dated = [record for record in records if record.started_at]
+    began = [datetime.fromisoformat(record.started_at) for record in dated]
+    times = [(at + timedelta(seconds=r.wall_s), at) for at, r in zip(began, dated, strict=True)]
+    count, free = len(records) - len(dated), None
+    for end, at in sorted(times):
+        if free is None or at >= free:
+            count, free = count + 1, end
+    return count
 
 
 def measured_launches(problem: Problem, records: Sequence[ProbeRecord], count: int) -> bool:
