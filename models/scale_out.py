@@ -10,13 +10,14 @@ only slow a step down, so the upper limits of time and energy alone allow for bo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from tuner.models.analytic.constants import Constants
 from tuner.models.analytic.model import AnalyticModel, Correctable
+from tuner.models.analytic.step import OUTSIDE_PARTS
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import TrainingJob
@@ -88,6 +89,15 @@ AT_MOST = {"lowest_voltage": 0.97, "voltage_knee": 0.97, "dispatch_hidden": 1.0}
 #: predicted time. The fit approaches them from these logs above the prior, too, if the first start
 #: leaves room for another mode, and keeps the likelier one: a slow host, or a slow device.
 FROM = {"operator_s": 2.0, "compiled_operator_s": 2.0}
+
+#: Constants of what a launch may lack, by the change of their log that slows it down: without an
+#: effect at `A_MILLION` times the time, they have none at any value.
+A_MILLION = float(np.log(1e6))
+OF_SOME = {
+    **dict.fromkeys(("compiled_operator_s", "recompute_operators", "stage_s"), A_MILLION),
+    **dict.fromkeys(("link_efficiency", "network_efficiency", "transfer_efficiency"), -A_MILLION),
+    **dict.fromkeys(("reduce_efficiency", "reduce_over_network"), -A_MILLION),
+}
 
 #: Constants -> logs of the figures, shape (n, outputs): step time, and power where it was measured.
 Predict = Callable[[Constants], np.ndarray]
@@ -222,6 +232,7 @@ class ScaleOut:
             _, number = np.unique([str(each) for each in launches], return_inverse=True)
             alike = number[:, None] == number[None, :]
             self._noise = np.linalg.inv(OWN**2 * alike + WITHIN**2 * np.eye(len(measured)))
+            self._idle = self._without_effect(predict)
             best = self._optimum(self._mean, predict, gpus, measured)
             if self._other_mode_possible(best, measured.size):
                 start = np.zeros(len(self._prior))
@@ -230,6 +241,15 @@ class ScaleOut:
                 best = min(best, other, key=lambda each: each.misfit)
             self._mean, covariance = best.mean, best.covariance
             self._root = np.linalg.cholesky(covariance + 1e-14 * np.eye(len(covariance)))
+
+    def _without_effect(self, predict: Predict) -> set[str]:
+        # Names of the constants that change no figure of these configurations, whatever the others.
+        here, idle = predict(self._base), set()
+        for name in OF_SOME.keys() & {*self._names}:
+            slower = getattr(self._base, name) * float(np.exp(OF_SOME[name]))
+            if np.array_equal(predict(replace(self._base, **{name: slower})), here):
+                idle.add(name)
+        return idle
 
     def _other_mode_possible(self, best: _Optimum, figures: int) -> bool:
         places = [place for place, name in enumerate(self._names) if name in FROM]
@@ -257,7 +277,7 @@ class ScaleOut:
         # another, and undamped steps jump to and fro across such a bend.
         misfit, converged = self._misfit(theta, predict, gpus, measured), False
         for _ in range(ROUNDS):
-            log, rows = self._linear(theta, predict, gpus)
+            log, rows = self._linear(theta, predict, gpus, self._idle)
             step, covariance = self._step(theta, log, rows, measured)
             # The derivatives do not hold for a step of more than a prior deviation.
             step /= max(1.0, float(np.abs(step / self._prior).max()))
@@ -304,13 +324,19 @@ class ScaleOut:
         return self._constants(self._mean)
 
     def _linear(
-        self, theta: np.ndarray, predict: Predict, gpus: Sequence[int]
+        self,
+        theta: np.ndarray,
+        predict: Predict,
+        gpus: Sequence[int],
+        idle: Collection[str] = (),
     ) -> tuple[np.ndarray, np.ndarray]:
         count, k = len(self._names), self._outputs
         here = predict(self._constants(theta))[:, :k]
         n = len(here)
         rows = np.zeros((n, k, len(theta)))
-        for i in range(count):
+        at_work = [i for i in range(count) if self._names[i] not in idle]
+        # First those that leave the parts of a step as they are here: they are computed once.
+        for i in sorted(at_work, key=lambda i: self._names[i] not in OUTSIDE_PARTS):
             # Downwards, where a share may be at its bound.
             step = -STEP if self._names[i] in AT_MOST else STEP
             moved = theta.copy()

@@ -7,8 +7,9 @@ only a prior: the surrogates fit its scale to measurements and learn the rest, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Protocol, runtime_checkable
 
 import numpy as np
@@ -24,7 +25,7 @@ from tuner.models.analytic.layout import (
     read_layout,
 )
 from tuner.models.analytic.memory import DEVICE_PARTS, memory_parts
-from tuner.models.analytic.step import StepParts, step_parts
+from tuner.models.analytic.step import OUTSIDE_PARTS, StepParts, step_parts
 from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.job import TrainingJob
@@ -206,10 +207,15 @@ class AnalyticModel:
     def time_and_power(self, configurations: Sequence[Configuration]) -> ByConstants:
         """Return a function of the constants: step time and power, shape (n, 2)."""
         layout = self._layout_of(configurations)
+        usual = {name: getattr(self._constants, name) for name in OUTSIDE_PARTS}
+
+        @lru_cache(maxsize=1)
+        def groups(constants: Constants) -> list[_Group]:
+            return list(self.with_constants(constants)._groups(layout))
 
         def figures(constants: Constants) -> np.ndarray:
-            time, power, _ = self.with_constants(constants)._run_all(layout)
-            return np.column_stack([time, power])
+            model, same_parts = self.with_constants(constants), replace(constants, **usual)
+            return np.column_stack(model._run_all(groups(same_parts), len(layout.row))[:2])
 
         return figures
 
@@ -219,7 +225,7 @@ class AnalyticModel:
         return self._predict(layout_of_groups(groups, batch, compiled=compiled))
 
     def _predict(self, layout: Layout) -> Prediction:
-        time, power, clock = self._run_all(layout)
+        time, power, clock = self._run_all(self._groups(layout), len(layout.row))
         device, host = self._memory(layout.launches)
         return Prediction(
             step_time_s=time,
@@ -229,10 +235,10 @@ class AnalyticModel:
             clock_MHz=clock * self._top_MHz,
         )
 
-    def _run_all(self, layout: Layout) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _run_all(self, groups: Iterable[_Group], n: int) -> tuple[np.ndarray, ...]:
         # Returns step time, power and mean clock (a share of the highest) of each configuration.
-        time, power, clock = (np.empty(len(layout.row)) for _ in range(3))
-        for group in self._groups(layout):
+        time, power, clock = (np.empty(n) for _ in range(3))
+        for group in groups:
             clocks, slot, step = self._run(group)
             joules = self._joules(group, clocks, slot, step)
             time[group.members] = step

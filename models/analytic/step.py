@@ -19,6 +19,11 @@ from tuner.models.analytic.memory import trained
 #: Host memory bandwidth of a node if the cluster states none, bytes per second: an estimate
 #: for a two-socket DDR5 server.
 HOST_MEMORY_BPS = 3e11
+#: Constants that no part of a step depends on: of power, and of how the parts add up.
+OUTSIDE_PARTS = (
+    *("compute_W", "memory_W", "awake_W", "wait_W", "lowest_voltage", "voltage_knee"),
+    *("dispatch_hidden", "step_s"),
+)
 
 
 @dataclass(frozen=True)

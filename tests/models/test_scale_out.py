@@ -236,6 +236,53 @@ def test_the_stopping_rule_and_the_skipped_start_keep_the_prediction(
         assert np.abs(said - wanted).max() < 0.01
 
 
+#: Launches that lack each other's parts, with what hides behind what: one node and several,
+#: pipelines, compiled programs, recomputation, transfers to the host.
+UNLIKE = (
+    *("dp1 mb1", "dp8 mb8", "dp8 mb8 ckpt-full", "dp8 mb2 zero3", "dp8 mb2 zero2 optim-cpu"),
+    *(
+        "tp4 dp2 mb4",
+        "pp2 dp4 mb1",
+        "compile-regional dp8 mb64",
+        "compile-regional dp2 mb1 ckpt-full",
+    ),
+    *("dp32 mb1", "dp32 mb16 zero3", "tp4 pp4 dp2 mb1"),
+)
+
+
+@pytest.mark.parametrize("words", [UNLIKE, *((each,) for each in UNLIKE[::6])])
+def test_a_constant_without_an_effect_is_left_out_and_no_digit_changes(
+    words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = [Configuration.parse(each) for each in words]
+    where = load_cluster("h100-32")
+    predict = predictor(JOB, where, few)
+    truth = replace(BASE, operator_s=5 * BASE.operator_s, reduce_efficiency=0.1, memory_W=0.3)
+    given = {
+        "gpus": [each.world_size for each in few],
+        "launches": [each.launch.key for each in few],
+        "measured": predict(truth),
+    }
+    quick = ScaleOut(BASE, predict, **given)
+    monkeypatch.setattr(scale_out, "OF_SOME", {})
+    every = ScaleOut(BASE, predict, **given)
+    assert quick.constants == every.constants
+    said, wanted = (line.correct(predict, given["gpus"]) for line in (quick, every))
+    assert np.array_equal(said.energy_J.high, wanted.energy_J.high)
+
+
+def test_constants_outside_the_parts_of_a_step_do_not_change_them() -> None:
+    few = [Configuration.parse(f"{each} 400W") for each in UNLIKE]
+    few += [Configuration.parse(each) for each in UNLIKE]
+    model = AnalyticModel(JOB, load_cluster("h100-32"))
+    figures = model.time_and_power(few)
+    for name in scale_out.UNCERTAIN:
+        moved = replace(model.constants, **{name: 0.7 * getattr(model.constants, name)})
+        anew = model.with_constants(moved).predict(few)
+        figures(model.constants)
+        assert np.array_equal(figures(moved), np.column_stack([anew.step_time_s, anew.power_W]))
+
+
 def test_every_uncertain_constant_is_one() -> None:
     assert set(UNCERTAIN) <= set(Constants.figures())
     assert all(getattr(load_constants("cuda"), name) > 0 for name in UNCERTAIN)
