@@ -2,6 +2,7 @@
 
 import pytest
 
+from tuner.search_spaces import built_model, library_count
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob, load_job
 from tuner.search_spaces.model_facts import ModelFacts, facts_of, model_state_parts
@@ -62,6 +63,11 @@ EXACT = [
         },
     ),
 ]
+
+
+@pytest.fixture(autouse=True)
+def _transformers_is_asked_in_this_process(monkeypatch):
+    monkeypatch.setattr(library_count, "count_in_library", built_model.count)
 
 
 @pytest.mark.parametrize(("model_type", "sizes"), EXACT)
