@@ -55,28 +55,36 @@ class Families:
     refused: list[str] = field(default_factory=list)
 
 
-def default_models() -> tuple[dict[str, tuple[dict[str, Any], int]], list[str]]:
+def classes_of_families() -> dict[str, str]:
+    """Return the class of transformers that builds each family."""
+    from transformers.models.auto import modeling_auto
+
+    classes: dict[str, str] = {}
+    for mapping in MAPPINGS:
+        for model_type, names in getattr(modeling_auto, mapping).items():
+            classes.setdefault(model_type, names if isinstance(names, str) else names[0])
+    return classes
+
+
+def default_models(
+    classes: Mapping[str, str],
+) -> tuple[dict[str, tuple[dict[str, Any], int]], list[str]]:
     """Return (configuration, parameters) by model type, and the types that cannot be built."""
     import torch
     import transformers
-    from transformers.models.auto import modeling_auto
 
     built: dict[str, tuple[dict[str, Any], int]] = {}
     refused = []
-    for mapping in MAPPINGS:
-        for model_type, names in getattr(modeling_auto, mapping).items():
-            if model_type in built or model_type in refused:
-                continue
-            name = names if isinstance(names, str) else names[0]
-            try:
-                config = transformers.CONFIG_MAPPING[model_type]()
-                with torch.device("meta"):
-                    model = getattr(transformers, name)(config)
-                given = json.loads(json.dumps({**config.to_dict(), "model_type": model_type}))
-            except Exception:  # a class may raise anything on defaults that do not fit it
-                refused.append(model_type)
-                continue
-            built[model_type] = given, sum(weight.numel() for weight in model.parameters())
+    for model_type, name in classes.items():
+        try:
+            config = transformers.CONFIG_MAPPING[model_type]()
+            with torch.device("meta"):
+                model = getattr(transformers, name)(config)
+            given = json.loads(json.dumps({**config.to_dict(), "model_type": model_type}))
+        except Exception:  # a class may raise anything on defaults that do not fit it
+            refused.append(model_type)
+            continue
+        built[model_type] = given, sum(weight.numel() for weight in model.parameters())
     return built, refused
 
 
@@ -89,9 +97,9 @@ def answers_of(configs: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, 
     return dict(zip(configs, answers, strict=True))
 
 
-def compare_families() -> Families:
-    """Count every family and compare it with transformers' own model."""
-    models, refused = default_models()
+def compare_families(classes: Mapping[str, str]) -> Families:
+    """Count each family and compare it with transformers' own model."""
+    models, refused = default_models(classes)
     answers = answers_of({name: config for name, (config, _) in models.items()})
     found = Families(refused=refused)
     for name, (config, parameters) in models.items():
@@ -138,7 +146,7 @@ def _fit_by_library_s() -> float:
 def main() -> None:
     """Print the figures."""
     options = arguments("Models of every family that transformers can build.").parse_args()
-    found = compare_families()
+    found = compare_families(classes_of_families())
     print(f"counted, with a doubt on activations and time: {', '.join(found.doubted)}")
     print(f"left out, their class refuses its defaults: {', '.join(found.refused)}")
     publish(
