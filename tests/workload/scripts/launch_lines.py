@@ -68,63 +68,57 @@ PROGRAMS = {
 
 ONE, TWO = ("train.py", "--bs", "8"), ("ddp.py", "--bs", "8")
 NOTED = f"--note=it's a; {os.environ.get('HOME', '')}$x"
+#: Commands that run the words behind them, all in one line: each must be passed through.
+PREFIXES = (
+    "time ionice -c 3 numactl --cpunodebind=0 --membind=0 stdbuf -oL nice -n 5 taskset -c 0 "
+    "env -u FOO timeout 1h sudo -E xvfb-run -a nsys profile -o out apptainer exec --nv image.sif "
+    "poetry run pixi run conda run -n env --no-capture-output"
+)
+#: Blocks of the shell around a command, likewise.
+BLOCKS = (
+    "test -f train.py && { while true; do for bs in 8; do python -u train.py --bs $bs; done; "
+    "break; done; } 2> errors |& tee log || echo failed # the first try"
+)
 #: Lines that train, with the number of ranks and the words of the script.
 LINES: tuple[tuple[str, int, tuple[str, ...]], ...] = (
     ("nohup torchrun --nproc_per_node 2 ddp.py --bs 8 > log 2>&1 &", 2, TWO),
     ("python train.py --bs 8 > log 2>&1 &", 1, ONE),
     ("setsid nohup python train.py --bs 8 > log 2>&1 < /dev/null & disown", 1, ONE),
     ("(sleep 0.4; python train.py --bs 8) > log & sleep 0.1", 1, ONE),
-    ("python -u train.py --bs 8 2>&1 | tee log", 1, ONE),
     ("source ./activate; cd . && python train.py --bs 8", 1, ONE),
-    ("uv run train.py --bs 8", 1, ONE),
     ("uv run --with accelerate accelerate launch train.py --bs 8", 1, ONE),
     ("uv run -m torch.distributed.run --nproc_per_node=2 ddp.py --bs 8", 2, TWO),
-    ("conda run -n env --no-capture-output python train.py --bs 8", 1, ONE),
-    ("poetry run python train.py --bs 8", 1, ONE),
-    ("pixi run python train.py --bs 8", 1, ONE),
-    ("time python train.py --bs 8", 1, ONE),
-    ("numactl --cpunodebind=0 --membind=0 python train.py --bs 8", 1, ONE),
-    ("stdbuf -oL nice -n 5 taskset -c 0 python train.py --bs 8", 1, ONE),
-    ("sudo -E python train.py --bs 8", 1, ONE),
-    ("env -u FOO python train.py --bs 8", 1, ONE),
+    (f"{PREFIXES} python train.py --bs 8", 1, ONE),
+    (BLOCKS, 1, ONE),
     ("python -W ignore -X faulthandler -OO -s train.py --bs 8", 1, ONE),
     ("python -Wignore -m torch.distributed.launch --nproc_per_node 2 ddp.py --bs 8", 2, TWO),
-    ("torchrun --nproc_per_node=$NGPU ddp.py --bs 8", 2, TWO),
     ("torchrun --nproc_per_node $(nvidia-smi -L | wc -l) ddp.py --bs 8", 2, TWO),
     ("torchrun --standalone --nnodes=1 --nproc_per_node=gpu ddp.py --bs 8", 2, TWO),
     ("torchrun --nproc_per_node 2 --no-python ./each.sh python ddp.py --bs 8", 2, TWO),
     ("accelerate launch --num_processes 2 ddp.py --bs 8", 2, TWO),
-    ("apptainer exec --nv image.sif python train.py --bs 8", 1, ONE),
-    ("nsys profile -o out python train.py --bs 8", 1, ONE),
-    ("xvfb-run -a python train.py --bs 8", 1, ONE),
     ('python -c "import train"', 1, ("-c", "import train")),
     ("python - --bs 8 < train.py", 1, ("-", "--bs", "8")),
-    ('srun -l --ntasks-per-node=2 bash -c "python ddp.py --bs 8"', 2, TWO),
-    ("srun --ntasks=2 --export ALL,NCCL_DEBUG=INFO python ddp.py --bs 8", 2, TWO),
+    (
+        'srun -l --export ALL,NCCL_DEBUG=INFO --ntasks-per-node=2 bash -c "python ddp.py --bs 8"',
+        2,
+        TWO,
+    ),
     ("mpirun -np 2 python ddp.py --bs 8", 2, TWO),
     (
         "deepspeed --hostfile one-host train.py --bs 8",
         1,
         ("train.py", "--local_rank={local_rank}", "--bs", "8"),
     ),
-    ("python train.py --bs 8 # the first try", 1, ONE),
-    ("timeout 1h python train.py --bs 8", 1, ONE),
-    ("ionice -c 3 python train.py --bs 8", 1, ONE),
     ("bash -lc 'python train.py --bs 8'", 1, ONE),
-    ("{ python train.py --bs 8; } 2> errors |& tee log", 1, ONE),
-    ("test -f train.py && python train.py --bs 8 || echo failed", 1, ONE),
-    ("while true; do python train.py --bs 8; break; done", 1, ONE),
-    ("env OMP_NUM_THREADS=1 torchrun --nproc_per_node 2 ddp.py --bs 8", 2, TWO),
+    ("env OMP_NUM_THREADS=1 torchrun --nproc_per_node=$NGPU ddp.py --bs 8", 2, TWO),
     ("torchrun --nproc_per_node 2 -m ddp --bs 8", 2, ("-m", "ddp", "--bs", "8")),
     ("./train.py --bs 8", 1, ("./train.py", "--bs", "8")),
     ("python 'train.py' --bs=8 \"--note=it's a; $HOME\"'$x'", 1, ("train.py", "--bs=8", NOTED)),
     ("PYTHONPATH=.:$PYTHONPATH python train.py --bs 8", 1, ONE),
-    ("PYTHONPATH=src python train.py --bs 8", 1, ONE),
     ("export PYTHONPATH='a b:src'; python train.py --bs 8", 1, ONE),
     ("python -m train --bs 8", 1, ("-m", "train", "--bs", "8")),
     ("cd src && python t.py --bs 8", 1, ("t.py", "--bs", "8")),
     ("python <<X\nimport sys; sys.argv += ['--bs', '8']; import train\nX", 1, ()),
-    ("for bs in 8; do python train.py --bs $bs; done", 1, ONE),
     ("bash -c 'set -euo pipefail; trap : EXIT; exec python train.py --bs 8'", 1, ONE),
     ("python train.py --bs 8 --ü 数 \"$(printf 'a\\nb')\"", 1, (*ONE, "--ü", "数", "a\nb")),
 )
