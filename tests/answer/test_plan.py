@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -120,15 +121,16 @@ def test_probes_begin_with_the_baseline(planned: Result) -> None:
 def test_the_command_prints_json_and_lists_the_run(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["plan", "opt-350m", "--cluster", "a100-8", "--runs-dir", str(runs), "--quiet"]
-    assert main([*words, "--name", "json", "--json", "--gpus", "4,8"]) == 0
+    words = ["plan", "tiny-gpt", "--cluster", "cpu-2", "--runs-dir", str(runs), "--quiet"]
+    assert main([*words, "--name", "json", "--json", "--gpus", "1,2"]) == 0
     data = json.loads(capsys.readouterr().out)
-    assert [size["gpus"] for size in data["plan"]["sizes"]] == [4, 8]
+    assert [size["gpus"] for size in data["plan"]["sizes"]] == [1, 2]
     assert main(["runs", "--runs-dir", str(runs), "--json"]) == 0
     kinds = {run["name"]: run["kind"] for run in json.loads(capsys.readouterr().out)["items"]}
     assert kinds["json"] == "plan"
 
 
+@pytest.mark.usefixtures("no_report")
 def test_a_limit_that_nothing_meets_is_exit_code_3(
     runs: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -171,13 +173,12 @@ def test_a_plan_is_no_study_that_goes_on(runs: Path, planned: Result) -> None:
 
 
 @pytest.mark.slow
-def test_a_search_begins_with_the_probes_of_a_plan(runs: Path) -> None:
-    planned = tuner.plan("opt-350m", cluster="a100-8", name="asked", runs_dir=runs, report=False)
+def test_a_search_begins_with_the_probes_of_a_plan(runs: Path, planned: Result) -> None:
     assert planned.plan is not None
     tuner.optimize(
         "opt-350m",
         cluster="a100-8",
-        plan="asked",
+        plan="one",
         executor="simulated",
         search=tuner.SearchSettings(max_probes=6),
         name="begun",
@@ -194,11 +195,11 @@ def test_a_search_begins_with_the_probes_of_a_plan(runs: Path) -> None:
     with pytest.raises(tuner.InputError, match="is a study, not a plan"):
         again("opt-350m", "a100-8", "begun")
     with pytest.raises(tuner.InputError, match="is a candidate here"):
-        again("lmm-7b", "gh200-32", "asked")
+        again("lmm-7b", "gh200-32", "one")
 
 
-def test_a_damaged_plan_is_one_sentence(runs: Path) -> None:
-    tuner.plan("opt-350m", cluster="a100-8", name="torn", runs_dir=runs, report=False)
+def test_a_damaged_plan_is_one_sentence(runs: Path, planned: Result) -> None:
+    shutil.copytree(runs / "one", runs / "torn")
     path = runs / "torn" / "plan.json"
     path.write_text(path.read_text()[:-200])
     with pytest.raises(tuner.InputError, match="cannot read the plan"):
@@ -209,7 +210,7 @@ def test_over_a_slow_network_the_plan_says_to_shard_within_the_node(runs: Path) 
     """On Ethernet of 25 Gbit/s a GPU a second copy pays; on rails of 400 it is not worth a word."""
     fast = load_cluster("h100-32")
     for cluster, said in ((replace(fast, network_Bps=3.1e9), True), (fast, False)):
-        plan = tuner.plan("qwen2.5-7b", cluster=cluster, runs_dir=runs)
+        plan = tuner.plan("qwen2.5-7b", cluster=cluster, runs_dir=runs, report=False)
         assert plan.recommended is not None
         assert (plan.recommended.configuration.get("zero_hpz_partition_size") == 8) is said
         assert any("Shard within the node (hpz8)" in line for line in answer_lines(plan)) is said

@@ -14,7 +14,7 @@ import pytest
 from tuner.cli.main import main
 from tuner.cli.parser import GROUPS
 from tuner.search_spaces.typed_json import JSON_SCHEMA
-from tuner.testing.studies import record, write_table
+from tuner.testing.studies import record, run_replay, write_table
 from tuner.workload.records.trace import TraceWriter, read_trace
 
 pytestmark = pytest.mark.usefixtures("next_candidates")
@@ -204,15 +204,15 @@ def test_json_is_the_whole_answer(capsys, table):
     assert json.loads(out)["front"][0]["configuration"] == answer["front"][0]["configuration"]
 
 
-def test_front_report_and_apply_answer_from_the_folder(capsys, table, tmp_path):
-    run(capsys, "replay", table, "--max-probes", 4, "--name", "r", "--quiet")
+def test_front_report_and_apply_answer_from_the_folder(capsys, two_runs, tmp_path, monkeypatch):
+    monkeypatch.chdir(two_runs.parent)
     code, out, _ = run(capsys, "show")
     assert code == 0
-    assert "Front of r" in out
+    assert "Front of r2" in out
     code, out, _ = run(capsys, "show", "--html", "r", "--out", tmp_path / "page.html")
     assert code == 0
     assert (tmp_path / "page.html").stat().st_size > 1000
-    keys = [p["configuration"] for p in json.loads(run(capsys, "show", "--json")[1])["points"]]
+    keys = [p["configuration"] for p in json.loads(run(capsys, "show", "r", "--json")[1])["points"]]
     key = " | ".join(
         " ".join(f"{name}={value}" for name, value in half.items()) for half in keys[0].values()
     )
@@ -239,18 +239,12 @@ def test_estimated_figures_say_so(capsys, tmp_path):
     assert "energy, estimated" in out
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        *("list jobs", "list clusters", "list spaces"),
-        pytest.param("doctor", marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("command", ["list jobs", "list clusters", "list spaces"])
 def test_what_is_named_and_offered(capsys, command):
     what = command.split()
     code, out, _ = run(capsys, *what)
     assert code == 0
-    known = {"jobs": "tiny-gpt", "clusters": "cpu-2", "spaces": "default", "doctor": "meter"}
+    known = {"jobs": "tiny-gpt", "clusters": "cpu-2", "spaces": "default"}
     assert known[what[-1]] in out
     code, out, _ = run(capsys, *what, "--json")
     assert code == 0
@@ -289,9 +283,10 @@ def test_the_help_of_all_commands_has_seventeen_in_five_groups(capsys):
 @pytest.fixture(scope="module")
 def two_runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("two")
-    for name, probes in (("r", "4"), ("r2", "3")):
-        words = ["replay", str(write_table(folder / f"table-{name}")), "--name", name]
-        assert main([*words, "--max-probes", probes, "-q", "--runs-dir", f"{folder}/runs"]) == 0
+    for name, probes in (("r", 4), ("r2", 3)):
+        table = write_table(folder / f"table-{name}")
+        options = {"runs_dir": folder / "runs", "report": False, "progress": False}
+        run_replay(table, name=name, max_probes=probes, **options)
     return folder / "runs"
 
 

@@ -373,14 +373,14 @@ def test_a_run_is_replayed_and_its_point_explained_by_what_was_printed(capsys, r
 
 
 def test_options_and_knobs_come_in_any_order(capsys):
-    knobs = ["data_parallel=8", "micro_batch=1"]
-    asked = run(capsys, "fit", "opt-350m", *knobs, "--cluster", "a100-8", "--json")
+    knobs = ["data_parallel=2", "micro_batch=1"]
+    asked = run(capsys, "fit", "tiny-gpt", *knobs, "--cluster", "cpu-2", "--json")
     assert asked[0] == 0
-    assert run(capsys, "fit", "--cluster", "a100-8", "opt-350m", "--json", *knobs) == asked
-    for name in ("mb1 dp8", "DP8 | MB1", "micro_batch=1 dp8"):
-        assert Configuration.parse(name) == Configuration.parse("data_parallel=8 micro_batch=1")
-    assert run(capsys, "fit", "opt-350m", "DP8 | MB1", "--cluster=a100-8", "--json") == asked
-    assert run(capsys, "fit", knobs[0], "--cluster=a100-8", "opt-350m", knobs[1], "--json") == asked
+    assert run(capsys, "fit", "--cluster", "cpu-2", "tiny-gpt", "--json", *knobs) == asked
+    for name in ("mb1 dp2", "DP2 | MB1", "micro_batch=1 dp2"):
+        assert Configuration.parse(name) == Configuration.parse("data_parallel=2 micro_batch=1")
+    assert run(capsys, "fit", "tiny-gpt", "DP2 | MB1", "--cluster=cpu-2", "--json") == asked
+    assert run(capsys, "fit", knobs[0], "--cluster=cpu-2", "tiny-gpt", knobs[1], "--json") == asked
 
 
 def test_a_dry_run_starts_and_writes_nothing(capsys, tmp_path):

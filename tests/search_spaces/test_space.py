@@ -38,9 +38,8 @@ OF_THEIR_OWN = {"compilation", "fp8", "pipeline_schedule", "virtual_stages", "se
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("job", ["qwen2.5-7b", "opt-350m"])
-def test_full_gives_more_than_ten_thousand_on_four_nodes(job):
-    candidates = load_space("full").candidates(load_job(job), H100)
+def test_full_gives_more_than_ten_thousand_on_four_nodes():
+    candidates = load_space("full").candidates(QWEN, H100)
     assert len(candidates) > 10_000
     assert len(set(candidates.configurations)) == len(candidates)
     assert {n for launch in candidates.launches for n in launch} == {
@@ -207,14 +206,15 @@ def test_auto_values():
 
 
 def test_candidates_share_objects_and_find_their_own():
-    candidates = load_space("full").candidates(QWEN, H100)
+    candidates = load_space("default").candidates(QWEN, H100)
     assert len(candidates) == len(candidates.configurations) == sum(map(len, candidates.lives))
-    for launch in candidates.launches[::500]:
+    for launch in candidates.launches[::5]:
         indices = candidates.indices_of_launch(launch)
         assert all(candidates[i].launch is launch for i in indices)
-    for i in range(0, len(candidates), 997):
+    for i in range(0, len(candidates), 97):
         assert candidates.index_of(candidates[i]) == i
-        assert candidates.index_of(Configuration.from_json(candidates[i].to_json())) == i
+        read = Configuration.from_json(json.loads(json.dumps(candidates[i].to_json())))
+        assert candidates.index_of(read) == i
     assert len({id(live) for lives in candidates.lives for live in lives}) == len(
         {live for lives in candidates.lives for live in lives}
     )
@@ -288,11 +288,7 @@ def test_space_and_facts_survive_pickling():
     assert pickle.loads(pickle.dumps(H100)) == H100
 
 
-@pytest.mark.slow
 def test_configurations_survive_json():
-    for space in space_names():
-        for c in load_space(space).candidates(QWEN, H100).configurations[::5000]:
-            assert Configuration.from_json(json.loads(json.dumps(c.to_json()))) == c
     staged = Configuration.of(pipeline_parallel=2, clock_MHz=[1200, 1980])
     assert Configuration.from_json(json.loads(json.dumps(staged.to_json()))) == staged
 

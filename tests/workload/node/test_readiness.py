@@ -13,6 +13,7 @@ import pytest
 from benchmarks.figures import ROOT
 from tuner.cli.main import main
 from tuner.search_spaces.extras import install_command
+from tuner.search_spaces.typed_json import JSON_SCHEMA
 from tuner.testing.sysfs import make_sysfs
 from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.node.clocks import guard
@@ -132,7 +133,8 @@ def test_doctor_ends_with_what_is_missing_and_exit_code_1(
         assert "clocks    not permitted" in lines
     assert len(lines) <= 20
     main(["doctor", "--json"])
-    assert json.loads(capsys.readouterr().out)["ready"] == root
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["schema"], answer["ready"]) == (JSON_SCHEMA, root)
 
 
 def test_the_published_sum_of_the_guard_is_that_of_this_release() -> None:

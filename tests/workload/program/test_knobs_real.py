@@ -54,10 +54,6 @@ JOBS = {
     "dense-bf16": replace(DENSE, name="dense-bf16", precision="bf16"),
     "sparse-bf16": replace(SPARSE, name="sparse-bf16", precision="bf16"),
 }
-EVERYDAY = """
-dense pp2
-dense dp2 zero3
-"""
 #: Every setting, and the three models.
 SETTINGS = """
 dense dp2 sp2 seq-all_gather zero3 optim-cpu param-cpu ckpt-every_2
@@ -86,6 +82,7 @@ video dp4 mb1 fsdp2 hsdp2 ckpt-full
 """
 #: Other models and a precision.
 OTHERS = """
+dense pp2
 dense dp4 mb1 zero3 hpz2
 sparse1 dp2 ep2 zero1
 lora dp2 zero3 ckpt-full
@@ -153,7 +150,6 @@ def compare(trainer: Trainer, job: TrainingJob, configuration: Configuration) ->
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        *rows(EVERYDAY),
         *rows(SETTINGS + OTHERS, pytest.mark.slow),
         *rows(PAIRS + MORE_OTHERS, pytest.mark.long),
         *rows(REST, pytest.mark.slow, pytest.mark.all_knobs),
@@ -216,7 +212,7 @@ def test_every_setting_and_every_pair_of_settings_is_trained() -> None:
         if (name, setting) in trained or runnable(job, setting)
     }
     assert needed <= trained
-    by_ci = {setting for _, used in settings_of(SETTINGS + OTHERS + EVERYDAY) for setting in used}
+    by_ci = {setting for _, used in settings_of(SETTINGS + OTHERS) for setting in used}
     assert {setting for _, setting in needed} <= by_ci
     assert [
         (one, other)
