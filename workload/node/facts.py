@@ -187,8 +187,7 @@ class NodeFacts:
             yield f"GPU {gpu.index:<6}{gpu.name}, {size}, {gpu.uuid}{forgets}"
         yield f"driver    {self.driver}" if self.gpus else f"GPUs      {self.gpu_note}"
         yield from (f"meter     {m.name}: {m.note}" for m in self.meters if m.available)
-        if absent := [meter.name for meter in self.meters if not meter.available]:
-            yield f"          not available: {', '.join(absent)}"
+        yield from (f"no meter  {m.name}: {m.note}" for m in self.meters if not m.available)
         if not self.clock_control:
             yield f"clocks    {self.clock_note}"
         paths = ", ".join(f"{name}: {path or '-'}" for name, path in self.compilers.items())

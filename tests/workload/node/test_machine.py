@@ -255,7 +255,8 @@ class TestFacts:
             ("estimated", True),
         ]
         text = "\n".join(facts.lines(verbose=True))
-        assert "NVML Shared Library Not Found" in text
+        assert "no meter  nvml: NVML does not start: NVML Shared Library Not Found" in text
+        assert "no meter  rapl: this machine has no RAPL" in text
         assert "missing     g++ and ninja" in text
         assert not facts.ready
         assert "3.5 W idle + 7.5 W x utilisation" in text
