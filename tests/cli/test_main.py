@@ -157,6 +157,7 @@ def test_a_broken_trace_names_its_line(capsys, tmp_path):
 # Answers.
 
 
+@pytest.mark.searches
 @pytest.mark.usefixtures("no_report")
 def test_replay_tells_progress_on_stderr_and_the_answer_on_stdout(capsys, table):
     code, out, err = run(
