@@ -9,6 +9,8 @@ import pytest
 import tuner
 from tuner.testing.studies import run_replay, write_table
 
+pytestmark = pytest.mark.usefixtures("next_candidates")
+
 
 class Writer:
     """TensorBoard's SummaryWriter by its documentation; the package is not installed."""

@@ -73,6 +73,7 @@ def test_the_large_space_has_every_launch_knob_of_the_default_one() -> None:
     assert large.keys() - default.keys() == between
 
 
+@pytest.mark.usefixtures("next_candidates")
 def test_an_existing_run_keeps_the_space_that_it_names(tmp_path) -> None:
     """Releases before the space "large" searched "default" on several nodes."""
     asked = {"cluster": "h100-32", "executor": "simulated", "name": "old", "runs_dir": tmp_path}

@@ -27,7 +27,7 @@ class Sysfs:
 
     def __init__(self, root: Path, node: TwinNode, sockets: int) -> None:
         self.root, self._node, self.stalled = root, node, False
-        self._sockets = sockets
+        self._sockets, self._written = sockets, dict[Path, str]()
         for socket in range(sockets):
             for number, part in enumerate(("Module", "Grace", "CPU", "SysIO")):
                 folder = root / f"hwmon{4 * socket + number}"
@@ -46,7 +46,10 @@ class Sysfs:
         for socket in range(self._sockets if not self.stalled else 0):
             gpu_W = self._node.power_W(socket)
             for part, power_W in enumerate((gpu_W + BESIDE_W, GRACE_W, CPU_W, SYSIO_W)):
-                self.file(socket, part).write_text(f"{round(1e6 * power_W)}\n")
+                file, text = self.file(socket, part), f"{round(1e6 * power_W)}\n"
+                if self._written.get(file) != text:
+                    file.write_text(text)
+                    self._written[file] = text
 
     def sleep(self, seconds: float) -> None:
         """Let time pass; the channels are updated every 10 ms."""
