@@ -22,6 +22,7 @@ import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import redirect_stderr, redirect_stdout, suppress
+from functools import cache
 from io import StringIO
 from pathlib import Path
 from unittest import mock
@@ -33,6 +34,7 @@ from tuner.cli.catalog import KINDS
 from tuner.cli.main import command_parser, main
 from tuner.cli.reference import commands_of
 from tuner.search_spaces.knobs import KNOBS, word_knob
+from tuner.study import load
 
 _THING = r"(configuration|setting|setup|command|launch)s?"
 #: Terms for the configuration of today, each with how it is found.
@@ -126,7 +128,11 @@ def on_terminal(*words: str) -> str:
 
 def shown_answers() -> Iterator[tuple[str, str]]:
     """Yield each command of `SHOWN` for each recorded run, and of `OTHERS`, with its screen."""
-    with tempfile.TemporaryDirectory() as work:
+    # A result is computed once, not once for each command.
+    with (
+        tempfile.TemporaryDirectory() as work,
+        mock.patch.object(load, "result_of", cache(load.result_of)),
+    ):
         prepared(Path(work))
         runs = ("--runs-dir", f"{work}/runs")
         for command in OTHERS:
