@@ -3,17 +3,20 @@
     y(x) = offset + f(x) + noise,   f ~ GP(0, k) with the kernel of `tuner.models.surrogate.kernel`
 
 The hyperparameters are fitted by maximum a posteriori, and anew only when the data have grown by a
-fifth, on at most `FIT_ROWS` rows.
+fifth, on at most `FIT_ROWS` rows. They are in doubt, and a few draws of them stand for it: the same
+quasi-random ones in every search, because random ones leave to chance when a search ends.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 from scipy.linalg import cho_solve, cholesky, solve_triangular
 from scipy.optimize import minimize
+from scipy.stats import norm, qmc
 
 from tuner.models.surrogate.kernel import (
     KINDS,
@@ -43,14 +46,21 @@ NOISE_FLOOR = 0.1
 #: Draws of the hyperparameters behind `marginal` and `draw_marginal`, and rows up to which they are
 #: in doubt: beyond, a factor per draw is too slow for a proposal (0.4 s at 400 rows, for time and
 #: again for power).
-MARGINAL_DRAWS, MARGINAL_ROWS = 24, 400
+MARGINAL_DRAWS, MARGINAL_ROWS = 32, 400
+
+
+@lru_cache(maxsize=8)
+def quasi_normal(count: int, width: int, seed: int = 0) -> np.ndarray:
+    """Return quasi-random standard normal draws (scrambled Sobol), (count, width)."""
+    engine = qmc.Sobol(width, scramble=True, seed=seed)
+    return np.asarray(norm.ppf(np.clip(engine.random(count), 1e-9, 1 - 1e-9)))
 
 
 class HyperPosterior:
     """Posterior of the hyperparameters' logs about its mode, to draw from.
 
-    Normal about the mode with the curvature there (Laplace), and each draw weighed by how likely it
-    really is. In no direction is it taken to be wider than the prior.
+    Normal about the mode with the curvature there (Laplace), and in no direction wider than the
+    prior. Where the mode is at a bound, the slope there limits the width, too.
     """
 
     def __init__(
@@ -89,26 +99,21 @@ class HyperPosterior:
         kernel = replace(self._likelihood.kernel, amplitudes=amplitudes, lengths=lengths)
         return kernel, float(np.exp(theta[-1]))
 
-    def draws(self, count: int, seed: int, step: float = 0.05) -> tuple[np.ndarray, np.ndarray]:
-        """Return draws (count, d) and their weights, which sum to one."""
+    def draws(self, count: int, step: float = 0.05) -> np.ndarray:
+        """Return draws, (count, d), from the same quasi-random numbers every time."""
         d = len(self.mode)
         base = self._penalised(self.mode)[1]
         curvature = np.array(
             [(self._penalised(self.mode + step * e)[1] - base) / step for e in np.eye(d)]
         )
         scaled = self._prior_sd * (curvature + curvature.T) / 2 * self._prior_sd[:, None]
-        values, vectors = np.linalg.eigh(scaled)
+        # Of a density that falls as exp(-s x) from a bound the standard deviation is 1 / s.
+        slope = self._prior_sd * base
+        values, vectors = np.linalg.eigh(scaled + np.outer(slope, slope))
         # The symmetric root: the signs of eigenvectors, and those of equal eigenvalues, are any.
         root = self._prior_sd[:, None] * ((vectors / np.sqrt(np.maximum(values, 1.0))) @ vectors.T)
-        normals = np.random.default_rng(seed).standard_normal((count // 2, d))
-        normals = np.vstack([normals, -normals])
-        thetas = np.clip(self.mode + normals @ root.T, self._bounds[:, 0], self._bounds[:, 1])
-        log = np.array([-self._penalised(theta)[0] for theta in thetas])
-        log += 0.5 * (normals**2).sum(axis=1)
-        weights = np.exp(log - log.max())
-        # A single draw may not outweigh the others (truncated importance sampling: Ionides 2008).
-        weights = np.minimum(weights, weights.mean() * np.sqrt(count))
-        return thetas, weights / weights.sum()
+        thetas = self.mode + quasi_normal(count, d) @ root.T
+        return np.clip(thetas, self._bounds[:, 0], self._bounds[:, 1])
 
 
 class GaussianProcess:
@@ -130,12 +135,10 @@ class GaussianProcess:
         noise: float = 0.1,
         most_noise: float = 0.3,
         amplitude: float = 1.0,
-        seed: int = 0,
     ) -> None:
         self._kinds = np.asarray(kinds, dtype=int)
         self.noise, self.most_noise, self.amplitude = noise, most_noise, amplitude
-        self._seed = seed
-        self._drawn: tuple[HyperPosterior, np.ndarray, np.ndarray] | None = None
+        self._drawn: tuple[HyperPosterior, np.ndarray] | None = None
         self._x, self._y, self._variance = np.empty((0, len(self._kinds))), *2 * [np.empty(0)]
         self._centre = 0.0
         self._forget_hyperparameters()
@@ -171,7 +174,7 @@ class GaussianProcess:
         n = len(self._y)
         rows = np.arange(n)
         if n > FIT_ROWS:
-            rows = np.random.default_rng(self._seed).choice(n, FIT_ROWS, replace=False)
+            rows = np.random.default_rng(0).choice(n, FIT_ROWS, replace=False)
         x, y, variance = self._x[rows], self._y[rows] - self._centre, self._variance[rows]
         spread = max(float(np.std(y)), 2 * self.noise, 1e-4)
         fresh = self._kernel_of(spread)
@@ -336,39 +339,31 @@ class GaussianProcess:
         if self._posterior is None or not LEAST_ROWS <= len(self._y) <= MARGINAL_ROWS:
             return self.posterior(x)
         means, variances = [], []
-        thetas, weights = self._hyper_draws(self._posterior)
         pairs = Pairs(self._kinds, self._x, np.vstack([self._x, x]))
-        for theta in thetas:
+        for theta in self._hyper_draws(self._posterior):
             prior, mean, cross, _ = self._given_data(self._posterior, theta, pairs)
             means.append(mean)
             variances.append(prior - np.einsum("ij,ij->j", cross, cross))
-        mean = weights @ np.array(means)
-        variance = weights @ (np.maximum(variances, 0.0) + (np.array(means) - mean) ** 2)
-        return self._centre + mean, np.maximum(variance, 1e-12)
+        mean, variance = np.mean(means, axis=0), np.maximum(variances, 0.0).mean(axis=0)
+        return self._centre + mean, np.maximum(variance + np.var(means, axis=0), 1e-12)
 
     def draw_marginal(self, x: np.ndarray, normals: np.ndarray) -> np.ndarray:
         """Return joint draws as `draw` does, each at hyperparameters drawn from their posterior."""
         if self._posterior is None or not LEAST_ROWS <= len(self._y) <= MARGINAL_ROWS:
             return self.draw(x, normals)
-        thetas, weights = self._hyper_draws(self._posterior)
-        # Systematic resampling: each set of hyperparameters gets its share of the draws.
-        places = (np.arange(len(normals)) + 0.5) / len(normals)
-        chosen = np.minimum(np.searchsorted(np.cumsum(weights), places), len(weights) - 1)
-        drawn = np.empty((len(normals), len(x)))
         both = np.vstack([self._x, x])
         pairs = Pairs(self._kinds, both, both)
-        for i in np.unique(chosen):
-            _, mean, cross, covariance = self._given_data(self._posterior, thetas[i], pairs)
-            rows = chosen == i
-            drawn[rows] = draw_normal(
-                self._centre + mean, covariance - cross.T @ cross, normals[rows]
-            )
-        return drawn
+        drawn = []
+        parts = np.array_split(normals, MARGINAL_DRAWS)
+        for theta, part in zip(self._hyper_draws(self._posterior), parts, strict=True):
+            _, mean, cross, covariance = self._given_data(self._posterior, theta, pairs)
+            drawn.append(draw_normal(self._centre + mean, covariance - cross.T @ cross, part))
+        return np.vstack(drawn)
 
-    def _hyper_draws(self, posterior: HyperPosterior) -> tuple[np.ndarray, np.ndarray]:
+    def _hyper_draws(self, posterior: HyperPosterior) -> np.ndarray:
         if self._drawn is None or self._drawn[0] is not posterior:
-            self._drawn = (posterior, *posterior.draws(MARGINAL_DRAWS, self._seed))
-        return self._drawn[1:]
+            self._drawn = (posterior, posterior.draws(MARGINAL_DRAWS))
+        return self._drawn[1]
 
     def _given_data(
         self, posterior: HyperPosterior, theta: np.ndarray, pairs: Pairs

@@ -99,7 +99,7 @@ def _joined(
 
 
 class _Output:
-    def __init__(self, features: FeatureMap, output: int, noise: float, seed: int) -> None:
+    def __init__(self, features: FeatureMap, output: int, noise: float) -> None:
         self._features, self._output = features, output
         self._apart = np.empty(0)
         # A tie goes to the first: a prior stays unless it harms.
@@ -109,7 +109,6 @@ class _Output:
         for mean in means:
             self._variants[mean] = GaussianProcess(
                 features.kinds,
-                seed=seed,
                 noise=noise,
                 most_noise=MOST_NOISE[output],
                 amplitude=(AMPLITUDE_BLIND if mean is None else AMPLITUDE_PRIOR)[output],
@@ -159,10 +158,10 @@ def _log_density(y: np.ndarray, regressor: GaussianProcess) -> float:
 class Surrogates:
     """Step time and power of every candidate, learned from measurements."""
 
-    def __init__(self, features: FeatureMap, *, seed: int = 0) -> None:
+    def __init__(self, features: FeatureMap) -> None:
         self.features = features
-        self._time = _Output(features, 0, TIME_NOISE, seed)
-        self._power = _Output(features, 1, POWER_NOISE, seed)
+        self._time = _Output(features, 0, TIME_NOISE)
+        self._power = _Output(features, 1, POWER_NOISE)
         self._outputs = (self._time, self._power)
         self._y = np.empty((0, 2))
 

@@ -12,7 +12,7 @@ from tuner.models.surrogate.surrogates import Surrogates
 from tuner.problem.probe_cost import ProbeCost
 from tuner.search.candidate_planner import farthest
 from tuner.search.candidate_pool import CandidateView
-from tuner.search.joint_draws import LIVE_DRAWN, OPEN_DRAWN, JointDraws, normal_draws
+from tuner.search.joint_draws import LIVE_DRAWN, OPEN_DRAWN, JointDraws
 from tuner.search.score import ScoredProbe, best_probe
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.space import Candidates
@@ -140,15 +140,6 @@ def test_the_launches_with_the_most_to_gain_are_drawn_and_the_running_one_is() -
     assert 2 in kept.launch_of
     for launch in np.unique(kept.launch_of):  # a launch is drawn whole
         assert (kept.launch_of == launch).sum() == (many.launch_of == launch).sum()
-
-
-def test_draws_are_standard_normal_and_fixed_by_the_seed() -> None:
-    draws = normal_draws(256, 3, 7)
-    assert draws.shape == (256, 2, 3)
-    assert draws.mean(axis=0) == pytest.approx(np.zeros((2, 3)), abs=0.05)
-    assert draws.std(axis=0) == pytest.approx(np.ones((2, 3)), abs=0.05)
-    assert (draws == normal_draws(256, 3, 7)).all()
-    assert (draws != normal_draws(256, 3, 8)).any()
 
 
 def test_farthest_fills_space() -> None:

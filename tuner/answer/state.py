@@ -188,7 +188,7 @@ def _fitted(state: StudyState) -> Surrogates:
         every = Candidates.from_configurations([*candidates, *others])
         candidates = replace(every, knobs=candidates.knobs)
     features = FeatureMap(candidates, prior=problem.prior)
-    surrogates = Surrogates(features, seed=state.spec.settings.seed)
+    surrogates = Surrogates(features)
     figures = windows.step_time_s, windows.power_W, *windows.relative_errors
     surrogates.fit(windows.as_delivered, *figures)
     return surrogates

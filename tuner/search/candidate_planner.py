@@ -97,7 +97,7 @@ class CandidatePlanner(ProbePlanner):
         if len(self._members) == 1:  # the only launch is not ended to begin it anew
             self.max_live = max(MAX_LIVE, min(len(self._configurations), LIVE_DRAWN))
         self.features = FeatureMap(candidates, prior=prior, learns_program=True)
-        self.surrogates = Surrogates(self.features, seed=self._seed)
+        self.surrogates = Surrogates(self.features)
         self._memory_bytes = memory_bytes
         self._predicted_bytes: np.ndarray | None = None  # of each launch
         if prior is not None and memory_bytes is not None:

@@ -8,11 +8,11 @@ after a few measurements.
 
 from __future__ import annotations
 
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 import numpy as np
-from scipy.stats import norm, qmc
 
+from tuner.models.surrogate.gaussian_process import quasi_normal
 from tuner.models.surrogate.surrogates import Surrogates
 from tuner.models.surrogate.ties import ranked
 from tuner.pareto import improvement
@@ -29,14 +29,6 @@ MEASURED_DRAWN, OPEN_DRAWN, LIVE_DRAWN = 64, 128, 64
 OPTIMISM_SD = 2.0
 #: Added to the log time of a candidate in draws in which it does not count.
 FAR = 50.0
-
-
-@lru_cache(maxsize=4)
-def normal_draws(draws: int, width: int, seed: int) -> np.ndarray:
-    """Return quasi-random standard normal draws (scrambled Sobol), (draws, 2, width)."""
-    engine = qmc.Sobol(2 * width, scramble=True, seed=seed)
-    uniform = np.clip(engine.random(draws), 1e-9, 1 - 1e-9)
-    return np.asarray(norm.ppf(uniform)).reshape(draws, 2, width)
 
 
 class JointDraws:
@@ -65,7 +57,8 @@ class JointDraws:
         self._count = len(self.measured.members)
         both = np.append(self.measured.members, self.still_open.members)
         width = MEASURED_DRAWN + OPEN_DRAWN + LIVE_DRAWN
-        time, power = surrogates.sample(both, normal_draws(DRAWS, width, seed), wide=True)
+        normals = quasi_normal(DRAWS, 2 * width, seed).reshape(DRAWS, 2, width)
+        time, power = surrogates.sample(both, normals, wide=True)
         self.counts = np.ones(time.shape, dtype=bool)
         self.counts[:, self._count :] = self.still_open.counting(DRAWS)
         self.energy, self.time = time + power, time

@@ -11,7 +11,7 @@ import pytest
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern
 
-from tuner.models.surrogate.gaussian_process import GaussianProcess
+from tuner.models.surrogate.gaussian_process import GaussianProcess, quasi_normal
 from tuner.models.surrogate.kernel import (
     LAUNCH,
     LIVE,
@@ -87,3 +87,11 @@ def test_pairs_found_once_are_the_pairs_themselves() -> None:
         kernel = AdditiveKernel.of(kinds, 0.5, np.linspace(0.3, 0.9, len(kinds)))
         every = [[kernel(a[None], b[None])[0, 0] for b in x] for a in x[:3]]
         np.testing.assert_allclose(kernel(x[:3], x), every, rtol=1e-13)
+
+
+def test_quasi_random_draws_are_standard_normal_and_fixed_by_the_seed() -> None:
+    draws = quasi_normal(256, 6, 7)
+    assert draws.mean(axis=0) == pytest.approx(np.zeros(6), abs=0.05)
+    assert draws.std(axis=0) == pytest.approx(np.ones(6), abs=0.05)
+    assert (draws == quasi_normal(256, 6, 7)).all()
+    assert (draws != quasi_normal(256, 6, 8)).any()

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from scipy.stats import truncnorm
 
 from tuner.models.analytic.model import Prediction
+from tuner.models.surrogate import gaussian_process
 from tuner.models.surrogate.features import FeatureMap
+from tuner.models.surrogate.gaussian_process import HyperPosterior
 from tuner.models.surrogate.surrogates import POWER_NOISE, Surrogates
 from tuner.search_spaces.configuration import Configuration
 from tuner.testing.surrogate_data import (
@@ -132,14 +135,44 @@ def test_other_data_start_afresh() -> None:
     )
 
 
-def test_the_same_seed_gives_the_same_answer() -> None:
+def test_the_same_measurements_give_the_same_intervals() -> None:
     some = picked(15)
     answers = []
     for _ in range(2):
-        surrogates = Surrogates(FeatureMap(CANDIDATES), seed=3)
+        surrogates = Surrogates(FeatureMap(CANDIDATES))
         surrogates.fit(some, *figures(some))
-        answers.append(surrogates.predict(CANDIDATES.configurations).log_energy)
+        answers.append(surrogates.with_intervals(CANDIDATES.configurations).log_energy_std)
     assert (answers[0] == answers[1]).all()
+
+
+@pytest.mark.parametrize("n", [5, 8, 15, 30])
+def test_few_draws_of_the_hyperparameters_are_as_wide_as_many(
+    n: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    some = picked(n)
+    widths = []
+    for draws in (gaussian_process.MARGINAL_DRAWS, 1024):
+        monkeypatch.setattr(gaussian_process, "MARGINAL_DRAWS", draws)
+        surrogates = Surrogates(FeatureMap(CANDIDATES))
+        surrogates.fit(some, *figures(some))
+        shown = surrogates.with_intervals(CANDIDATES.configurations)
+        widths.append(np.concatenate([shown.log_time_std, shown.log_power_std]))
+    off = np.abs(np.log(widths[0] / widths[1]))
+    assert np.median(off) < 0.08
+    assert off.max() < 0.5
+
+
+def test_hyperparameters_at_a_bound_are_drawn_next_to_it() -> None:
+    """Against the exact density, a normal one of which only the tail is within the bounds."""
+
+    def likelihood(theta: np.ndarray) -> tuple[float, np.ndarray]:
+        return 9.0 * float(theta.sum()), np.full(1, 9.0)
+
+    mean, sd, bounds = np.zeros(1), np.ones(1), np.array([[-3.0, 3.0]])
+    draws = HyperPosterior(likelihood, mean, sd, bounds, start=mean).draws(256)
+    exact = truncnorm(6.0, 12.0, loc=-9.0)
+    assert draws.min() == -3.0
+    assert 0.5 * exact.std() < draws.std() < 1.5 * exact.std()
 
 
 def test_what_is_believed_lowers_the_variance_alone_and_is_forgotten() -> None:
