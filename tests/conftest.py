@@ -31,11 +31,13 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.space import Candidates
 from tuner.study.callbacks import Progress
 from tuner.testing.browser import chromium
+from tuner.testing.launchers import answer_here
 from tuner.testing.postgresql import why_not as why_no_postgresql
 from tuner.testing.studies import LONG_JOB, TRACES, ModelRunner, run_optimize
 from tuner.testing.twin import TwinGpu, TwinNode, compiler
 from tuner.testing.twin.replay import replayed_node
 from tuner.workload.node.rank_server import RankServer
+from tuner.workload.scripts.launchers import kinds
 
 
 def _without_module(name: str, extra: str) -> str:
@@ -128,6 +130,12 @@ def next_candidates(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
 def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the page of each report empty, where a test does not look at it."""
     monkeypatch.setattr("tuner.display.report.render_report", lambda *_, **__: "")
+
+
+@pytest.fixture
+def launchers_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let launchers' parsers answer in this process, which imports torch once."""
+    monkeypatch.setattr(kinds, "_reply", answer_here)
 
 
 @dataclass

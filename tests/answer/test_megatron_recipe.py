@@ -10,8 +10,8 @@ import pytest
 from tuner.answer.recipes import RecipePlan, planned
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.model_facts import facts_of
-from tuner.testing.launchers import answer_here
-from tuner.workload.scripts.launchers import kinds
+
+pytestmark = pytest.mark.usefixtures("launchers_here")
 
 LLAMA = (
     "--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --group-query-attention "
@@ -26,7 +26,6 @@ TRAINED = "--seq-length 8192 --bf16 --micro-batch-size 1 --global-batch-size 256
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "pretrain_gpt.py").write_text("from megatron.training import pretrain\n")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(kinds, "_reply", answer_here)
 
 
 def read(arguments: str, ranks: int = 8) -> RecipePlan:

@@ -8,14 +8,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.frameworks import SAMPLES, Sample, contract, driver_of, figures, measure
-from tuner.testing.launchers import answer_here
 from tuner.workload.scripts.frameworks import shipped_drivers
-from tuner.workload.scripts.launchers import kinds
 
-
-@pytest.fixture(autouse=True)
-def _launchers_are_read_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kinds, "_reply", answer_here)
+pytestmark = pytest.mark.usefixtures("launchers_here")
 
 
 def test_every_driver_has_a_sample() -> None:

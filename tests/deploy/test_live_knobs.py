@@ -26,6 +26,7 @@ def job_in(folder: Path, *, launcher: bool = False) -> ScriptJob:
     return script_job(f"{before}train.py --depth 2", folder, frame, (WORKERS,))
 
 
+@pytest.mark.usefixtures("launchers_here")
 @pytest.mark.parametrize("launcher", [False, True])
 def test_launch_files_set_the_chosen_values(tmp_path: Path, launcher: bool) -> None:
     job = job_in(tmp_path, launcher=launcher)

@@ -16,10 +16,9 @@ from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.knob_declarations import Knob
 from tuner.testing.commands import finished
-from tuner.testing.launchers import answer_here
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.inspection import blank_job
-from tuner.workload.scripts.launchers import Launcher, kinds
+from tuner.workload.scripts.launchers import Launcher
 from tuner.workload.scripts.script_facts import ScriptFacts
 from tuner.workload.scripts.script_job import ScriptJob
 
@@ -43,13 +42,12 @@ OTHER = Configuration.of(data_parallel=2, micro_batch=2)
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, launchers_here: None) -> Path:
     """A user's repository."""
     (tmp_path / "train.py").touch()
     (tmp_path / "ds.json").write_text(json.dumps(CONFIG))
     monkeypatch.setenv("HF_HOME", str(tmp_path))
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(kinds, "_reply", answer_here)
     return tmp_path
 
 

@@ -94,6 +94,7 @@ def test_nodes_that_ray_train_would_fill_otherwise_are_refused(tmp_path: Path) -
     assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
 
 
+@pytest.mark.usefixtures("launchers_here")
 def test_threads_and_variables_of_a_script(tmp_path: Path) -> None:
     job = script_job(
         f"NCCL_ALGO=Ring SECRET_TOKEN=hide torchrun --nproc_per_node 2 train.py {COMMAND}",
@@ -111,6 +112,7 @@ def test_threads_and_variables_of_a_script(tmp_path: Path) -> None:
     assert (loop["data_parallel"], loop["gradient_accumulation"]) == (2, 4)
 
 
+@pytest.mark.usefixtures("launchers_here")
 def test_a_batch_that_is_not_known_has_no_accumulation(tmp_path: Path) -> None:
     facts = ScriptFacts(kind="torch")
     job = script_job("torchrun --nproc_per_node 2 train.py", tmp_path, facts, global_batch=0)

@@ -11,10 +11,8 @@ import pytest
 from tuner.problem.study_spec import parse_job
 from tuner.search_spaces.job import load_job
 from tuner.search_spaces.knob_declarations import Knob
-from tuner.testing.launchers import answer_here
 from tuner.testing.scripts import CPU, script_job
 from tuner.testing.studies import problem_of_job
-from tuner.workload.scripts.launchers import kinds
 from tuner.workload.scripts.script_facts import ScriptFacts
 
 SEEN = ScriptFacts(
@@ -27,10 +25,8 @@ SEEN = ScriptFacts(
 COMMAND = "torchrun --nproc-per-node 2 train.py -t {threads=2} -a {gradient_accumulation=2}"
 
 
-def test_each_value_is_told_with_its_source(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kinds, "_reply", answer_here)
+@pytest.mark.usefixtures("launchers_here")
+def test_each_value_is_told_with_its_source(tmp_path: Path) -> None:
     job = script_job(COMMAND, tmp_path, SEEN, (Knob("threads", (1, 2)),), global_batch=32)
     facts = job.today_facts()
     assert facts is not None

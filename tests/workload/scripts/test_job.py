@@ -124,6 +124,7 @@ def test_a_configuration_that_does_not_divide_the_batch_writes_nothing(tmp_path:
     assert not (tmp_path / "none").exists()
 
 
+@pytest.mark.usefixtures("launchers_here")
 def test_the_users_program_keeps_its_folder_and_has_no_launcher(tmp_path: Path) -> None:
     own = _own_program(tmp_path)
     assert own.start(own.today(), tmp_path / "probe").cwd == str(tmp_path)

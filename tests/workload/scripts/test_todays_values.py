@@ -194,6 +194,7 @@ def test_a_script_is_no_job_file(capsys: pytest.CaptureFixture[str]) -> None:
     assert "train.py is a script: tuner optimize -- train.py" in capsys.readouterr().err
 
 
+@pytest.mark.usefixtures("launchers_here")
 def test_without_a_launcher_one_process_is_started(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SOURCE)
     for command, ranks in (

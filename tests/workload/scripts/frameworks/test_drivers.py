@@ -18,7 +18,6 @@ from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.rules import broken_rules
-from tuner.testing.launchers import answer_here
 from tuner.testing.scripts import on_every_device
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.frameworks.driver import (
@@ -30,8 +29,9 @@ from tuner.workload.scripts.frameworks.driver import (
 from tuner.workload.scripts.frameworks.keys import check_keys
 from tuner.workload.scripts.frameworks.parts import Wrapper
 from tuner.workload.scripts.frameworks.settings import read_function
-from tuner.workload.scripts.launchers import kinds
 from tuner.workload.scripts.script_job import ScriptJob
+
+pytestmark = pytest.mark.usefixtures("launchers_here")
 
 CPU = Cluster("cpu", Device("core", "cpu", 2**33, 1e11, 1e10, 2.0, 15.0), devices_per_node=4)
 MEGATRON = Path(__file__).parents[3] / "scripts" / "megatron"
@@ -54,11 +54,6 @@ data_parallel_shard_degree = -1
 [activation_checkpoint]
 mode = "none"
 """
-
-
-@pytest.fixture(autouse=True)
-def _launchers_are_read_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kinds, "_reply", answer_here)
 
 
 def looked_at(script: Script, **seen: Any) -> ScriptJob:

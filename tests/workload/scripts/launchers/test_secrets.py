@@ -14,10 +14,8 @@ from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.knob_declarations import Knob
 from tuner.testing.commands import finished
-from tuner.testing.launchers import answer_here
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.inspection import blank_job
-from tuner.workload.scripts.launchers import kinds
 from tuner.workload.scripts.launchers.secrets import hidden, require, revealed
 from tuner.workload.scripts.script_job import ScriptJob
 
@@ -29,9 +27,8 @@ COMMAND += " --wandb-key zebra3 --hf_token=zebra4 --lr 0.1"
 
 
 @pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, launchers_here: None) -> Path:
     (tmp_path / "train.py").touch()
-    monkeypatch.setattr(kinds, "_reply", answer_here)
     return tmp_path
 
 
