@@ -1,8 +1,6 @@
-"""Covariance of a Gaussian process, its likelihood, and draws of a normal distribution.
+"""Covariance of a Gaussian process over launches and live settings, and its likelihood.
 
-The covariance has effects of the launch, of the live setting, and of their mix:
-
-    k(x, x') = a_launch^2 kL + a_live^2 kV + a_mix^2 kL kV kB + a_own^2 kO
+    k(x, x') = a_launch^2 kL + a_live^2 kV + a_mix^2 kL kV kB + a_own^2 kO + a constant
 
 with kL, kV and kB Matern-5/2 kernels, one length a column, over the launch columns, the live ones
 and those of both (an analytic prediction). How a clock or a limit bends step time and power is much
@@ -16,7 +14,6 @@ over from another), which would else read as noise, or as a function without len
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,60 +22,90 @@ from scipy.spatial.distance import cdist
 
 #: Kinds of columns.
 KINDS = LAUNCH, LIVE, MIXED = 0, 1, 2
-#: Prior shares of the first three parts' standard deviations.
-SHARES = np.array([0.9, 0.3, 0.2])
+#: Prior shares of the standard deviations of the first three parts, where launch and live columns
+#: are apart and where the mix stands for both.
+SHARES, UNSPLIT_SHARES = (0.9, 0.3, 0.2), (1e-4, 1e-4, 1.0)
 #: Prior median of a launch's own level, in log: a few per cent between neighbours.
 OWN = 0.02
 #: Length of that level's kernel: a fifth of a column's range, times sqrt(columns).
 OWN_LENGTH = 0.2
+#: Length scales are log-normal with median exp(sqrt(2)) sqrt(d): smooth unless the data say
+#: otherwise, whatever the dimension d (Hvarfner et al. 2024, "Vanilla Bayesian optimization
+#: performs great in high dimensions", arXiv 2402.02229, section 4). Their log-sd is sqrt(3); here
+#: it is 0.7, because a search fits from four rows on, to which a wide prior leaves any length.
+LENGTH_LOG_MEDIAN, LENGTH_LOG_SD = np.sqrt(2.0), 0.7
+#: Log-sd of the priors of the amplitude and of the noise (as standard deviations).
+AMPLITUDE_LOG_SD, NOISE_LOG_SD = 1.0, 0.7
+#: Variance of the constant over the expected one of the function, so that the data set it.
+CONSTANT = 9.0
+#: Added to the diagonal of a covariance, a share of the variance: rounding may make it singular.
+JITTER = 1e-11
 
 
 @dataclass(frozen=True)
-class AdditiveKernel:
-    """Covariance at one set of hyperparameters."""
+class Kernel:
+    """Covariance at one set of hyperparameters.
 
-    kinds: np.ndarray
-    # standard deviations of the launch part, the live part, the mix and the launches' own levels; 0
-    # is absent.
+    Attributes:
+        amplitudes: standard deviations of the launch part, the live part, the mix and the launches'
+            own levels.
+        lengths: one a column.
+        noise: standard deviation of a row, beside what is stated of it.
+        constant: variance of the constant.
+    """
+
     amplitudes: np.ndarray
     lengths: np.ndarray
+    noise: float
+    constant: float
 
     @classmethod
-    def of(
-        cls, kinds: Sequence[int] | np.ndarray, amplitude: float, lengths: np.ndarray
-    ) -> AdditiveKernel:
-        """Return a kernel of this total standard deviation, in the prior's shares."""
-        kinds = np.asarray(kinds, dtype=int)
-        shares = SHARES if cls.splits(kinds) else np.array([0.0, 0.0, 1.0])
-        return cls(kinds, np.append(amplitude * shares / np.linalg.norm(shares), OWN), lengths)
-
-    @staticmethod
-    def splits(kinds: np.ndarray) -> bool:
-        """Return True if there are both launch columns and live columns."""
-        return bool((kinds == LAUNCH).any() and (kinds == LIVE).any())
-
-    @staticmethod
-    def launch_columns(kinds: np.ndarray) -> np.ndarray:
-        """Columns that distinguish launches; all of them where nothing is split."""
-        if AdditiveKernel.splits(kinds):
-            return kinds == LAUNCH
-        return np.ones(len(kinds), dtype=bool)
+    def of_logs(cls, logs: np.ndarray, constant: float) -> Kernel:
+        """Return the kernel of the logs of its amplitudes, lengths and noise, in this order."""
+        return cls(np.exp(logs[:4]), np.exp(logs[4:-1]), float(np.exp(logs[-1])), constant)
 
     @property
     def variance(self) -> float:
         """k(x, x)."""
-        return float(np.sum(self.amplitudes**2))
+        return float(np.sum(self.amplitudes**2)) + self.constant
 
-    def __call__(self, a: np.ndarray, b: np.ndarray | None = None) -> np.ndarray:
-        """Covariance of rows `a` (n, d) with rows `b` (m, d), or among themselves; (n, m)."""
-        return self.between(Pairs(self.kinds, a, a if b is None else b))
-
-    def between(self, pairs: Pairs) -> np.ndarray:
+    def __call__(self, pairs: Pairs) -> np.ndarray:
         """Covariance of each pair, (n, m)."""
         launch, live, mixed = (pairs.matern(self.lengths, kind) for kind in KINDS)
         weight = self.amplitudes**2
         total = launch * (weight[0] + weight[2] * (live * mixed)) + weight[1] * live
-        return np.asarray(total + weight[3] * pairs.own)
+        return np.asarray(total + weight[3] * pairs.own + self.constant)
+
+
+def lower_root(covariance: np.ndarray, variance: float) -> np.ndarray:
+    """Return the lower Cholesky factor of a covariance, of which `variance` is the largest."""
+    eye = JITTER * variance * np.eye(len(covariance))
+    try:
+        return np.asarray(cholesky(covariance + eye, lower=True, check_finite=False))
+    except np.linalg.LinAlgError:  # rounding left a negative direction
+        return np.asarray(cholesky(covariance + 1e4 * eye, lower=True, check_finite=False))
+
+
+def splits(kinds: np.ndarray) -> bool:
+    """Return True if there are both launch columns and live columns."""
+    return bool((kinds == LAUNCH).any() and (kinds == LIVE).any())
+
+
+def prior_of_logs(
+    kinds: np.ndarray, amplitude: float, noise: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return mean and standard deviation of the logs of the hyperparameters.
+
+    Args:
+        amplitude: expected standard deviation of the function.
+    """
+    shares = np.array(SHARES if splits(kinds) else UNSPLIT_SHARES)
+    amplitudes = np.append(amplitude * shares / np.linalg.norm(shares), OWN)
+    counts = np.array([(kinds == kind).sum() for kind in KINDS])
+    columns = counts[kinds] if splits(kinds) else np.full(len(kinds), len(kinds))
+    lengths = LENGTH_LOG_MEDIAN + 0.5 * np.log(columns)
+    sd = [[AMPLITUDE_LOG_SD] * 4, [LENGTH_LOG_SD] * len(kinds), [NOISE_LOG_SD]]
+    return np.concatenate([np.log(amplitudes), lengths, [np.log(noise)]]), np.concatenate(sd)
 
 
 class Pairs:
@@ -94,7 +121,8 @@ class Pairs:
     def __init__(self, kinds: np.ndarray, a: np.ndarray, b: np.ndarray) -> None:
         masks = {kind: kinds == kind for kind in KINDS if (kinds == kind).any()}
         self._halves = {kind: (of, *_distinct(a[:, of], b[:, of])) for kind, of in masks.items()}
-        columns = AdditiveKernel.launch_columns(kinds)
+        # Columns that tell launches apart; all of them where nothing is split.
+        columns = kinds == LAUNCH if splits(kinds) else np.ones(len(kinds), dtype=bool)
         whole = None if columns.all() else self._halves[LAUNCH]
         _, rows, others, places = whole or (columns, *_distinct(a, b))
         own = np.exp(-cdist(rows, others) / (OWN_LENGTH * np.sqrt(columns.sum())))
@@ -119,79 +147,53 @@ def _distinct(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.
 
 
 class Likelihood:
-    """Negative log marginal likelihood of rows (n, d) under the kernel, with its exact gradient.
+    """Negative log likelihood of rows (n, d), with its gradient.
 
-    `variance` (n,) is each row's own noise, `constant` the variance of what the kernel is added to.
+    Args:
+        variance: each row's own noise variance, (n,).
+        constant: variance of the constant.
     """
 
     def __init__(
-        self,
-        kernel: AdditiveKernel,
-        x: np.ndarray,
-        y: np.ndarray,
-        variance: np.ndarray,
-        constant: float,
+        self, kinds: np.ndarray, x: np.ndarray, y: np.ndarray, variance: np.ndarray, constant: float
     ) -> None:
-        self.kernel, self._y, self._variance, self._constant = kernel, y, variance, constant
-        self.present = np.flatnonzero(kernel.amplitudes > 0)
+        self._kinds, self._y, self._variance, self._constant = kinds, y, variance, constant
+        self._own = Pairs(kinds, x, x).own
         # Squared differences a column: (d, n, n).
         self._squares = (x.T[:, :, None] - x.T[:, None, :]) ** 2
-        own = self._squares[kernel.launch_columns(kernel.kinds)]
-        self._own = np.exp(-np.sqrt(own.sum(axis=0) / len(own)) / OWN_LENGTH)
 
-    def __call__(self, theta: np.ndarray) -> tuple[float, np.ndarray]:
-        """Return value and gradient at the logs of the present a^2, the lengths and the noise."""
-        kernel, n = self.kernel, len(self._y)
-        count = len(self.present)
-        weight = np.zeros(4)
-        weight[self.present] = np.exp(theta[:count])
-        lengths, white = np.exp(theta[count:-1]), float(np.exp(theta[-1]))
-        inverse2 = lengths**-2
+    def __call__(self, logs: np.ndarray) -> tuple[float, np.ndarray]:
+        """Return value and gradient at the logs of a `Kernel`."""
+        kernel, n = Kernel.of_logs(logs, self._constant), len(self._y)
+        weight, inverse2 = kernel.amplitudes**2, kernel.lengths**-2
         value = [np.ones((n, n))] * 3
         slope = [np.zeros((n, n))] * 3  # of each Matern by the log of a length, over its square
-        for kind in KINDS:
-            columns = np.flatnonzero(kernel.kinds == kind)
-            if len(columns):
-                s = np.sqrt(5.0 * np.tensordot(inverse2[columns], self._squares[columns], axes=1))
-                decay = np.exp(-s)
-                value[kind] = (1.0 + s + s * s / 3.0) * decay
-                slope[kind] = (5.0 / 3.0) * (1.0 + s) * decay
+        for kind in set(self._kinds.tolist()):
+            of = self._kinds == kind
+            s = np.sqrt(5.0 * np.tensordot(inverse2[of], self._squares[of], axes=1))
+            decay = np.exp(-s)
+            value[kind] = (1.0 + s + s * s / 3.0) * decay
+            slope[kind] = (5.0 / 3.0) * (1.0 + s) * decay
         launch, live, mixed = value
-        parts = [launch, live, launch * live * mixed, self._own]
-        covariance = sum(weight[i] * parts[i] for i in self.present) + self._constant
-        covariance[np.diag_indices(n)] += self._variance + white + 1e-12
-        try:
-            lower = cholesky(covariance, lower=True, check_finite=False)
-        except np.linalg.LinAlgError:
-            return 1e25, np.zeros_like(theta)
+        parts = np.array([launch, live, launch * live * mixed, self._own])
+        covariance = np.tensordot(weight, parts, axes=1) + kernel.constant
+        covariance[np.diag_indices(n)] += (
+            self._variance + kernel.noise**2 + JITTER * kernel.variance
+        )
+        lower = cholesky(covariance, lower=True, check_finite=False)
         alpha = cho_solve((lower, True), self._y, check_finite=False)
         loss = 0.5 * float(self._y @ alpha) + float(np.log(np.diag(lower)).sum())
-        loss += 0.5 * n * np.log(2 * np.pi)
         outer = cho_solve((lower, True), np.eye(n), check_finite=False) - np.outer(alpha, alpha)
-        gradient = np.empty_like(theta)
-        for place, i in enumerate(self.present):
-            gradient[place] = 0.5 * weight[i] * np.sum(outer * parts[i])
+        by_amplitude = weight * np.tensordot(parts, outer, axes=2)
         by_kind = (
             weight[0] + weight[2] * live * mixed,
             weight[1] + weight[2] * launch * mixed,
             weight[2] * launch * live,
         )
-        for kind in KINDS:
-            columns = np.flatnonzero(kernel.kinds == kind)
-            if len(columns):
-                through = outer * slope[kind] * by_kind[kind]
-                sums = np.tensordot(self._squares[columns], through, axes=([1, 2], [0, 1]))
-                gradient[count + columns] = 0.5 * inverse2[columns] * sums
-        gradient[-1] = 0.5 * white * float(np.trace(outer))
-        return loss, gradient
-
-
-def draw_normal(mean: np.ndarray, covariance: np.ndarray, normals: np.ndarray) -> np.ndarray:
-    """Return draws of N(mean, covariance), (draws, m), from standard normal ones."""
-    jitter = 1e-10 + 1e-9 * float(covariance.diagonal().max(initial=0.0))
-    try:
-        # Not by eigenvectors: of equal eigenvalues they are any, as the last bits have it.
-        root = np.linalg.cholesky(covariance + jitter * np.eye(len(mean)))
-    except np.linalg.LinAlgError:  # rounding left a negative direction
-        root = np.linalg.cholesky(covariance + 1e4 * jitter * np.eye(len(mean)))
-    return np.asarray(mean + normals[:, : len(mean)] @ root.T)
+        by_length = np.zeros(len(self._kinds))
+        for kind in set(self._kinds.tolist()):
+            of = self._kinds == kind
+            sums = np.tensordot(self._squares[of], outer * slope[kind] * by_kind[kind], axes=2)
+            by_length[of] = 0.5 * inverse2[of] * sums
+        by_noise = kernel.noise**2 * float(np.trace(outer))
+        return loss, np.concatenate([by_amplitude, by_length, [by_noise]])

@@ -229,29 +229,21 @@ class Surrogates:
         time, power = (o.regressor.mean(x) + o.base(configurations) for o in self._outputs)
         return time, power
 
-    def sample(
-        self,
-        configurations: Rows,
-        normals: np.ndarray,
-        *,
-        wide: bool = False,
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def sample(self, configurations: Rows, normals: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return draws of log step time and log power, (draws, len(configurations)) each.
+
+        They are as wide as `with_intervals`, and nothing is only believed in them.
 
         Args:
             normals: standard normal draws, (draws, 2, at least len(configurations)).
-            wide: with the doubt about the hyperparameters, as if nothing were only believed, and as
-                wide as `with_intervals`.
         """
         x = self.features.transform(configurations)
         drawn = []
         for i, output in enumerate(self._outputs):
-            draw = output.regressor.draw_marginal if wide else output.regressor.draw
-            here = draw(x, normals[:, i]) + output.base(configurations)
-            if wide:
-                centre = here.mean(axis=0)
-                here = centre + self.widening[i] * (here - centre)
-            drawn.append(here)
+            here = output.regressor.draw(x, normals[:, i])
+            centre = here.mean(axis=0)
+            wide = centre + self.widening[i] * (here - centre)
+            drawn.append(wide + output.base(configurations))
         return drawn[0], drawn[1]
 
     @property

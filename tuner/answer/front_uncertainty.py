@@ -77,18 +77,9 @@ def draw(
     rng = np.random.default_rng(seed)
     time, power = figures.draw(rng, DRAWS)
     if unmeasured:
-        predicted = surrogates.with_intervals(unmeasured)
-        plain = surrogates.predict(unmeasured)
         more_time, more_power = surrogates.sample(
             unmeasured, rng.standard_normal((DRAWS, 2, len(unmeasured)))
         )
-        # As wide as the intervals that are shown, which the plain posterior is not.
-        wider = (
-            predicted.log_time_std / plain.log_time_std,
-            predicted.log_power_std / plain.log_power_std,
-        )
-        more_time = predicted.log_time + (more_time - plain.log_time) * wider[0]
-        more_power = predicted.log_power + (more_power - plain.log_power) * wider[1]
         same = np.array(
             [[m.launch == u.launch for u in unmeasured] for m in figures.configurations],
             dtype=float,

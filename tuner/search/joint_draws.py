@@ -58,7 +58,7 @@ class JointDraws:
         both = np.append(self.measured.members, self.still_open.members)
         width = MEASURED_DRAWN + OPEN_DRAWN + LIVE_DRAWN
         normals = quasi_normal(DRAWS, 2 * width, seed).reshape(DRAWS, 2, width)
-        time, power = surrogates.sample(both, normals, wide=True)
+        time, power = surrogates.sample(both, normals)
         self.counts = np.ones(time.shape, dtype=bool)
         self.counts[:, self._count :] = self.still_open.counting(DRAWS)
         self.energy, self.time = time + power, time

@@ -17,7 +17,10 @@ from tuner.models.surrogate.kernel import (
     LIVE,
     MIXED,
     OWN_LENGTH,
-    AdditiveKernel,
+    Kernel,
+    Likelihood,
+    Pairs,
+    prior_of_logs,
 )
 
 
@@ -35,9 +38,10 @@ def peer(
     """scikit-learn with the kernel that `process` has fitted: mix, own levels, constant, noise."""
     kernel = process._kernel
     d = x.shape[1]
+    # The parts that stand for launch and live columns alone are of no account where all are mixed.
     parts = ConstantKernel(kernel.amplitudes[2] ** 2) * Matern(kernel.lengths, nu=2.5)
     parts += ConstantKernel(kernel.amplitudes[3] ** 2) * Matern(OWN_LENGTH * np.sqrt(d), nu=0.5)
-    parts += ConstantKernel(process._offset2)
+    parts += ConstantKernel(kernel.constant)
     noise = own + process.noise_**2
     model = GaussianProcessRegressor(parts, alpha=noise, optimizer=None)
     return model.fit(x, y - y.mean())
@@ -84,9 +88,24 @@ def test_pairs_found_once_are_the_pairs_themselves() -> None:
         (with_model, [MIXED] * 4),
         (launches, [LAUNCH] * 2),
     ):
-        kernel = AdditiveKernel.of(kinds, 0.5, np.linspace(0.3, 0.9, len(kinds)))
-        every = [[kernel(a[None], b[None])[0, 0] for b in x] for a in x[:3]]
-        np.testing.assert_allclose(kernel(x[:3], x), every, rtol=1e-13)
+        of = np.array(kinds)
+        lengths = np.linspace(0.3, 0.9, len(kinds))
+        kernel = Kernel(np.array([0.4, 0.3, 0.2, 0.02]), lengths, noise=0.1, constant=2.0)
+        every = [[kernel(Pairs(of, a[None], b[None]))[0, 0] for b in x] for a in x[:3]]
+        np.testing.assert_allclose(kernel(Pairs(of, x[:3], x)), every, rtol=1e-13)
+
+
+def test_the_gradient_of_the_likelihood_is_its_slope(data) -> None:
+    x, y, own = data
+    for kinds in ([LAUNCH, LIVE, MIXED], [LAUNCH] * 3, [LIVE] * 3, [MIXED] * 3):
+        of = np.array(kinds)
+        likelihood = Likelihood(of, x, y, own, constant=4.0)
+        logs = prior_of_logs(of, 0.5, 0.02)[0] - 0.3
+        slopes = [
+            (likelihood(logs + step)[0] - likelihood(logs - step)[0]) / 2e-5
+            for step in 1e-5 * np.eye(len(logs))
+        ]
+        np.testing.assert_allclose(likelihood(logs)[1], slopes, rtol=1e-4, atol=1e-2)
 
 
 def test_quasi_random_draws_are_standard_normal_and_fixed_by_the_seed() -> None:
