@@ -94,7 +94,7 @@ def test_json_names_the_facts_that_it_used(
     job = tmp_path / "own.toml"
     job.write_text(STATED)
     own, shipped = (
-        json.loads(run(capsys, f"{name} --cluster a100-8 --json")[1]) for name in (job, "opt-350m")
+        json.loads(run(capsys, f"{name} --cluster cpu-2 --json")[1]) for name in (job, "opt-350m")
     )
     assert (own["lora"]["quantization"], shipped["lora"]) == ("nf4", None)
     program = own["program"]
@@ -102,7 +102,7 @@ def test_json_names_the_facts_that_it_used(
     assert (shipped["program"]["optimizer"], shipped["program"]["pure_bf16"]) == ("adamw", False)
     assert program["fused_attention"] == shipped["program"]["fused_attention"]
     # A job that states a part leaves the rest assumed.
-    assert "is assumed as in the built-in program" in run(capsys, f"{job} --cluster a100-8")[1]
+    assert "is assumed as in the built-in program" in run(capsys, f"{job} --cluster cpu-2")[1]
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def test_a_doubted_answer_begins_with_the_doubt_and_has_no_probability(unlisted_
     printed = capsys.readouterr().out
     assert printed.startswith("Doubtful: the formulas are not exact for the family unheard_of")
     assert "probability of fitting" not in printed
-    main(["fit", unlisted_job, "--cluster", "a100-8", "--json"])
+    main(["fit", unlisted_job, "--cluster", "cpu-2", "--json"])
     data = json.loads(capsys.readouterr().out)
     assert data["probability"] is None
     assert data["largest_micro_batch"]["sure"] is None
@@ -159,7 +159,7 @@ def test_a_model_alone_is_answered_with_what_was_assumed(capsys, tmp_path) -> No
     assert "assumed: 2,048 tokens a sequence, 256 sequences a step, AdamW in bf16" in out
     assert "whole training" not in out  # of unknown length
     file.write_text(json.dumps(LLAMA), encoding="utf-8")
-    code, out, _ = run(capsys, f"{file} --cluster a100-8 --sequence-length 512 --global-batch 8")
+    code, out, _ = run(capsys, f"{file} --cluster cpu-2 --sequence-length 512 --global-batch 8")
     assert "assumed: AdamW in bf16, all parameters trained\n" in out
 
 
@@ -172,7 +172,7 @@ def test_a_model_of_the_cache_is_found_by_its_name(capsys, tmp_path, monkeypatch
         config.write_text(json.dumps({**LLAMA, "num_hidden_layers": layers}))
     (folder / "refs").mkdir()
     (folder / "refs" / "main").write_text("old")  # not the newest
-    _, out, _ = run(capsys, "some/model-1.5 --cluster a100-8 --json")
+    _, out, _ = run(capsys, "some/model-1.5 --cluster cpu-2 --json")
     block = 4 * 2048**2 + 3 * 2048 * 5632 + 2 * 2048
     assert json.loads(out)["parameter_count"] == 2 * 32000 * 2048 + 8 * block + 2048
     code, out, err = run(capsys, "some/other --cluster a100-8")
