@@ -35,8 +35,7 @@ AMPLITUDE_PRIOR, AMPLITUDE_BLIND = (0.3, 0.2), (0.7, 0.3)
 #: takes over if it predicts them better by so much in log (odds of exp(2) to 1).
 JUDGE_FROM, MARGIN = 6, 2.0
 #: Standard deviations that are shown are widened by 1 + FEW / measurements, for time and for power.
-#: Set on three recorded tables and simulated clusters together; what a factor set without one of
-#: them gives it is printed by `python -m benchmarks.prediction`. A problem's own cross-validation
+#: Set on three recorded tables and simulated clusters together. A problem's own cross-validation
 #: does not predict its factor: over these problems the two were uncorrelated.
 FEW = (10.0, 4.0)
 #: Measurements' worth of belief that errors of time and power are unrelated.
