@@ -318,6 +318,7 @@ def test_an_idle_connection_keeps_nobody_waiting(study: optuna.Study, journal: P
                 connection.close()
 
 
+@pytest.mark.slow
 @pytest.mark.browser
 def test_a_browser_is_let_in_by_the_printed_address(study: optuna.Study, journal: Path) -> None:
     with dashboard_command(journal) as (base, url):
