@@ -44,6 +44,15 @@ def test_everything_is_predicted_and_nothing_is_called_measured(planned: Result)
     assert "predicted by the analytic models" in report.read_text(encoding="utf-8")
 
 
+def test_what_does_not_fit_is_not_kept(runs: Path) -> None:
+    """No plain configuration of this model fits, and 107 of 86 GB were kept as today's."""
+    result = tuner.plan("lmm-32b", cluster="a100-8", name="full", runs_dir=runs, report=False)
+    assert result.recommendation is not None
+    assert result.recommendation.action == "train"
+    assert "; what you run today probably does not fit in memory." in result.headline
+    assert result.choice.sentence.startswith("Least product of energy and time: ")
+
+
 def test_the_run_gives_the_same_result_again(planned: Result, runs: Path) -> None:
     again = tuner.load_result("one", runs_dir=runs)
     assert again.to_json() == planned.to_json()

@@ -10,7 +10,9 @@ import pytest
 import tuner
 from tuner.executors.local import SimulatedExecutor
 from tuner.problem.baseline import read_baseline
+from tuner.problem.from_job import baseline_of
 from tuner.search_spaces.cluster import load_cluster
+from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, InvalidConfiguration
 from tuner.search_spaces.job import load_job
 from tuner.testing.studies import ModelRunner, run_optimize
@@ -130,3 +132,27 @@ def test_a_study_measures_it_and_names_it(tmp_path: Path) -> None:
     assert tuner.load_result(result.run_dir).baseline_name == "yours: ds_config.json"
     plain = run_optimize(executor=SimulatedExecutor(ModelRunner()), name="plain", **options)
     assert plain.baseline_name.startswith("the default: data parallelism over 2 devices")
+
+
+@pytest.mark.parametrize(
+    ("job", "cluster", "default"),
+    [
+        ("qwen2.5-7b", "a100-8", "dp8 mb1 zero1"),  # the rough estimate is right
+        ("qwen2.5-7b", "h100-32", "dp32 mb1 zero1"),  # 110 of 85.5 GB with mb2
+        ("qwen2.5-7b", "b200-8", "dp8 mb2 zero1"),  # 197 of 192 GB without ZeRO
+        ("olmoe-1b-7b", "a100-40gb-8", "dp8 mb1 zero2 ckpt-full"),  # ZeRO-3 takes twice as long
+        ("lmm-72b", "h100-32", "dp32 mb1 zero3 ckpt-full"),  # nothing lighter but offload
+    ],
+)
+def test_the_default_is_the_fastest_plain_one_that_the_models_fit(
+    job: str, cluster: str, default: str
+) -> None:
+    found = baseline_of(None, load_job(job), load_cluster(cluster))
+    assert found.configuration.short == default
+    assert found.name.startswith("the default: ")
+
+
+def test_what_the_user_runs_is_kept_although_it_does_not_fit() -> None:
+    given = Configuration.of(data_parallel=32, micro_batch=2, zero_stage=1)
+    found = baseline_of(given, load_job("qwen2.5-7b"), load_cluster("h100-32"))
+    assert found.configuration == given

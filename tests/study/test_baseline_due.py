@@ -35,12 +35,7 @@ def test_a_default_that_runs_out_of_memory_gives_way_to_the_next(problem) -> Non
         names.append(baseline.short)
         records.append(tried(baseline, "out_of_memory", len(records)))
         assert len(names) < 30
-    assert names[:4] == [
-        "dp32 mb2 zero1",
-        "dp32 mb1 zero1",
-        "dp32 mb1 zero2",
-        "dp32 mb1 zero3",
-    ]
+    assert names[:3] == ["dp32 mb1 zero1", "dp32 mb1 zero2", "dp32 mb1 zero3"]
     assert len(set(names)) == len(names)
 
 
@@ -55,7 +50,9 @@ def test_other_failures_and_the_users_own_are_not_replaced(problem) -> None:
 
 
 @pytest.mark.usefixtures("next_candidates")
-def test_the_answer_names_the_baseline_that_was_taken(tmp_path) -> None:
+def test_the_answer_names_the_baseline_that_was_taken(tmp_path, monkeypatch) -> None:
+    # As where the models are wrong about the memory of the default.
+    monkeypatch.setattr("tuner.problem.from_job._default_that_fits", lambda default, *_: default)
     result = tuner.optimize(
         "qwen2.5-7b",
         cluster="h100-32",

@@ -263,6 +263,8 @@ def _reason(found: Best, constraints: Constraints, baseline: Point | None, units
             return "Without limits the knee of the front is chosen"
         if found.point.configuration == baseline.configuration:
             return "Nothing is better than today in both energy and time"
+        if max(ratios_to(baseline, found.point)) > 1 + SAME:  # today is no candidate
+            return _GOALS["edp"]
         return "Best in both energy and time"
     goal = _GOALS[constraints.goal]
     if found.not_least:

@@ -77,7 +77,9 @@ def advise(
     p_best = judge.p_better(best)
     missed = judge.baseline_met is not None and judge.baseline_met < LIKELY
     for_limits = missed and met and judge.p_for_limits(best) >= LIKELY
-    if for_limits or (p_best >= SURE and judge.saves_enough(best)):
+    # A plan's today that does not fit in memory is no point.
+    cannot_stay = today.configuration not in {point.configuration for point in judge.points}
+    if cannot_stay or for_limits or (p_best >= SURE and judge.saves_enough(best)):
         return train(best, for_limits=for_limits)
     promising = best if is_promising(judge, best, launch_share) else None
     sure = [p for p in judge.points if p.configuration not in judge.failed]

@@ -68,6 +68,8 @@ def _train(result: Result, advice: Recommendation) -> str:
         if result.plan is None or not result.plan.doubts:
             text += f" with a probability of {probability(result.choice.p_all_met or 0.0)}"
         text += ", and what you run today does not"
+    elif baseline.configuration not in {each.configuration for each in result.points}:
+        text += "; what you run today probably does not fit in memory"
     elif not result.choice.met:
         text += f"; nothing {found} trains {_limits(result)}, and this comes nearest"
     return f"{text}."

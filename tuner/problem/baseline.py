@@ -52,6 +52,34 @@ def default_name(configuration: Configuration) -> str:
     )
 
 
+def lighter_defaults(default: Configuration, job: TrainingJob) -> list[Configuration]:
+    """Return configurations that need less memory than a default, and still are plain ones.
+
+    With smaller micro-batches, higher ZeRO stages and checkpointed activations. The optimizer stays
+    where it is: over one on the host, which may take many times as long, a saving is none.
+    """
+    share = job.global_batch // default.data_parallel
+    batches = [n for n in range(default.micro_batch, 0, -1) if share % n == 0]
+    stages = range(default.zero_stage, 4 if default.data_parallel > 1 else default.zero_stage + 1)
+    kept = [default.launch["activation_checkpointing"], "full"]
+    return [
+        Configuration(
+            Settings(
+                {
+                    **default.launch,
+                    "micro_batch": micro_batch,
+                    "zero_stage": stage,
+                    "activation_checkpointing": checkpointing,
+                }
+            ),
+            default.live,
+        )
+        for micro_batch in batches
+        for stage in stages
+        for checkpointing in dict.fromkeys(kept)
+    ]
+
+
 def is_default(identity: Mapping[str, Any]) -> bool:
     """Return True if the baseline of a problem's identity is the default, not the user's own."""
     section = identity.get("baseline")

@@ -8,9 +8,11 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tuner.models.analytic.model import AnalyticModel
 from tuner.models.memory_margin import CANDIDATE_FACTOR
-from tuner.problem.baseline import Baseline, default_name, read_baseline
+from tuner.problem.baseline import Baseline, default_name, lighter_defaults, read_baseline
 from tuner.problem.job_request import Given, JobRequest
 from tuner.problem.knob_report import knobs_in_play
 from tuner.problem.problem import REAL_COST, Problem, baseline_section, space_section
@@ -215,7 +217,27 @@ def baseline_of(given: Given, job: TrainingJob, cluster: Cluster) -> Baseline:
         return read_baseline([given] if isinstance(given, str | Path) else given, job, cluster)
     started = launchable(job, cluster)
     configuration = started.today()
-    return Baseline(configuration, started.today_name or default_name(configuration))
+    if started.today_name:
+        return Baseline(configuration, started.today_name)
+    configuration = _default_that_fits(configuration, job, cluster)
+    return Baseline(configuration, default_name(configuration))
+
+
+def _default_that_fits(default: Configuration, job: TrainingJob, cluster: Cluster) -> Configuration:
+    # The default's memory is estimated roughly; the models know what the fullest rank needs. Where
+    # it does not fit, the fastest plain one that does is what a careful user runs; it stays where
+    # none does, or the models know nothing.
+    limit = cluster.device.memory_limit_bytes
+    if limit is None or not job.is_modelled:
+        return default
+    model = AnalyticModel(job, cluster)
+    if model.predict([default]).memory_bytes[0] <= limit:
+        return default
+    lighter = lighter_defaults(default, job)
+    able = [each for each in lighter if not why_it_cannot_run(each, job, cluster)]
+    found = model.predict(able)
+    times_s = np.where(found.memory_bytes <= limit, found.step_time_s, np.inf)
+    return able[int(times_s.argmin())] if np.isfinite(times_s).any() else default
 
 
 @dataclass
