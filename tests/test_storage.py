@@ -33,7 +33,7 @@ def optimize(folder: Path, **more):
     options = {"cluster": "cpu-2", "name": "study", "report": False, "max_probes": 4, **more}
     return run_optimize(
         LONG_JOB,
-        executor=InlineExecutor(ModelRunner(), keep_in=folder / "study"),
+        executor=InlineExecutor(ModelRunner(), keep_in=folder / options["name"]),
         runs_dir=folder,
         **options,
     )
