@@ -130,8 +130,8 @@ def _trade(result: Result, judge: Judge, point: Point) -> Point | None:
 
 def _objective_of(trade: Point, judge: Judge) -> str | None:
     for objective in TRADING:
-        asked = replace(judge, constraints=replace(judge.constraints, objective=objective))
-        if asked.choose()[0] is trade:
+        constraints = replace(judge.constraints, objective=objective)
+        if replace(judge, constraints=constraints).choose()[0] is trade:
             return objective
     return None
 
