@@ -115,10 +115,9 @@ class Flight:
 
     def failed(self, failure: Failure, meter: MeterInfo) -> ProbeRecord:
         """Return the record of the probe up to now, which its agent cannot give any more."""
-        windows = self.so_far.measurements if self.so_far is not None else ()
-        request = self.so_far.request if self.so_far is not None else self.request
+        so_far = self.so_far or ProbeRecord(self.request, (), meter)
         return replace(
-            partial_record(request, windows, meter, failure),
+            partial_record(so_far.request, so_far.measurements, meter, failure),
             host=self.slots[0].name,
             started_at=datetime.fromtimestamp(self.began_s, UTC).isoformat(timespec="milliseconds"),
             wall_s=max(0.0, time.time() - self.began_s),

@@ -55,8 +55,9 @@ def default_name(configuration: Configuration) -> str:
 def lighter_defaults(default: Configuration, job: TrainingJob) -> list[Configuration]:
     """Return configurations that need less memory than a default, and still are plain ones.
 
-    With smaller micro-batches, higher ZeRO stages and checkpointed activations. The optimizer stays
-    where it is: over one on the host, which may take many times as long, a saving is none.
+    They have smaller micro-batches, higher ZeRO stages and checkpointed activations. The optimizer
+    stays where it is: on the host a step may take many times as long, and a saving over that would
+    be none of the user's.
     """
     share = job.global_batch // default.data_parallel
     batches = [n for n in range(default.micro_batch, 0, -1) if share % n == 0]
