@@ -7,12 +7,12 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from functools import partial
 from pathlib import Path
 
 import pytest
 
+from tests.waiting import wait_until
 from tuner.deploy.launch_files import clocks_sh
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.testing.commands import finished
@@ -101,13 +101,6 @@ class Machine:
         out, error = process.communicate(timeout=60)
         return subprocess.CompletedProcess(command, process.returncode, out, error)
 
-    def until(self, true) -> bool:
-        """Wait for what another process does, at most 30 s."""
-        end = time.monotonic() + 30
-        while not true() and time.monotonic() < end:
-            time.sleep(0.05)
-        return bool(true())
-
 
 @pytest.fixture
 def machine(tmp_path: Path) -> Machine:
@@ -146,11 +139,11 @@ def test_second_day_9_the_guard_turns_persistence_mode_off_again(machine: Machin
     machine.is_at(0, pm="Disabled")
     mark = machine.state / "mark"
     process = machine.start("bash", "-c", f"touch {mark}; exec sleep 20")
-    assert machine.until(mark.exists)
+    wait_until(mark.exists)
     assert machine.gpu(0)["pm"] == "Enabled"
     os.killpg(process.pid, signal.SIGKILL)
     process.wait(timeout=30)
-    assert machine.until(lambda: machine.gpu(0) == EARLIER | {"pm": "Disabled"})
+    wait_until(lambda: machine.gpu(0) == EARLIER | {"pm": "Disabled"})
 
 
 def test_persistence_mode_that_may_not_be_set_stops_no_job(machine: Machine) -> None:
@@ -173,11 +166,11 @@ def test_nothing_is_read_back_once_the_script_was_killed(machine: Machine) -> No
         stderr=error.open("w"),
         start_new_session=True,
     )
-    assert machine.until(mark.exists)
+    wait_until(mark.exists)
     process.kill()
     process.wait(timeout=30)
-    assert machine.until(lambda: machine.gpu(0) == machine.gpu(1) == EARLIER)
-    assert machine.until(lambda: not _left(machine.script))
+    wait_until(lambda: machine.gpu(0) == machine.gpu(1) == EARLIER)
+    wait_until(lambda: not _left(machine.script))
     assert error.read_text() == ""
 
 
@@ -217,7 +210,7 @@ def test_second_day_9_settings_that_are_not_in_force_are_said_while_it_trains(
 def test_a_signal_ends_the_command_and_they_go_back(machine: Machine, how: int) -> None:
     mark = machine.state / "mark"
     process = machine.start("bash", "-c", f"touch {mark}; exec sleep 60")
-    assert machine.until(mark.exists)
+    wait_until(mark.exists)
     assert machine.gpu(0)["lgc"] == "1200,1200"
     process.send_signal(how)
     assert process.wait(timeout=30) == 143
@@ -227,10 +220,10 @@ def test_a_signal_ends_the_command_and_they_go_back(machine: Machine, how: int) 
 def test_a_killed_script_is_put_back_by_its_guard(machine: Machine) -> None:
     mark = machine.state / "mark"
     process = machine.start("bash", "-c", f"touch {mark}; exec sleep 20")
-    assert machine.until(mark.exists)
+    wait_until(mark.exists)
     os.killpg(process.pid, signal.SIGKILL)  # the command with it: the guard is in another session
     process.wait(timeout=30)
-    assert machine.until(lambda: machine.gpu(0) == machine.gpu(1) == EARLIER)
+    wait_until(lambda: machine.gpu(0) == machine.gpu(1) == EARLIER)
 
 
 def test_the_guard_does_not_wait_for_the_command(machine: Machine) -> None:
@@ -238,10 +231,10 @@ def test_the_guard_does_not_wait_for_the_command(machine: Machine) -> None:
     mark = machine.state / "mark"
     process = machine.start("bash", "-c", f"echo $$ > {mark}; exec sleep 60")
     try:
-        assert machine.until(lambda: mark.exists() and mark.read_text().strip())
+        wait_until(lambda: mark.exists() and mark.read_text().strip())
         process.kill()
         process.wait(timeout=30)
-        assert machine.until(lambda: machine.gpu(0) == machine.gpu(1) == EARLIER)
+        wait_until(lambda: machine.gpu(0) == machine.gpu(1) == EARLIER)
         os.kill(int(mark.read_text()), 0)  # it still runs
     finally:
         os.killpg(process.pid, signal.SIGKILL)

@@ -14,13 +14,14 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.deploy.test_slurm import FAKES, SCRIPT, calls, write_fakes
+from tests.waiting import wait_until
 from tuner.deploy.launch_files import write_launch_files
 from tuner.testing.commands import finished
 from tuner.testing.scripts import CPU as CORES
@@ -100,15 +101,6 @@ def _free_ports(count: int) -> list[int]:
         return [int(each.getsockname()[1]) for each in sockets]
 
 
-def wait_for(
-    true: Callable[[], object], what: str, limit_s: float = 60.0, log: Path | None = None
-) -> None:
-    until_s = time.monotonic() + limit_s
-    while not true():
-        assert time.monotonic() < until_s, log.read_text()[-3000:] if log else what
-        time.sleep(0.05)
-
-
 @pytest.fixture(scope="module")
 def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """The environment in which commands reach a Slurm of two nodes."""
@@ -135,7 +127,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
                 subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
             )
             if command[0] == "munged":
-                wait_for((folder / "munge.socket").exists, "munged does not start")
+                wait_until((folder / "munge.socket").exists)
 
     def idle() -> bool:
         asked = ["sinfo", "--noheader", "--Node", "--format=%T"]
@@ -144,7 +136,7 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
 
     try:
         try:
-            wait_for(idle, "Slurm does not start", log=folder / "log")
+            wait_until(idle, said=folder / "log")
         except AssertionError as error:  # a container without its own host name, say
             pytest.skip(f"Slurm does not start here: {str(error)[-300:]}")
         yield environment
@@ -181,7 +173,7 @@ def test_tune_sbatch_starts_ray_on_both_nodes(
     out = f"--output={tmp_path / 'out'}"
     words = ("--nodes=2", out, str(SCRIPT), "opt-125m", "--max-probes", "3")
     job = submit(slurm, *words, **fakes)
-    wait_for(lambda: is_over(slurm, job), "the job does not end")
+    wait_until(lambda: is_over(slurm, job), 120)
     made = calls(fakes)
     head = [call for call in made if call.startswith("ray start") and " --head " in call]
     port = 20000 + int(job) % 10000
@@ -205,10 +197,10 @@ def test_scancel_interrupts_the_study(
 ) -> None:
     out = f"--output={tmp_path / 'out'}"
     job = submit(slurm, "--nodes=2", out, str(SCRIPT), **(fakes | {"TUNER_WAITS": "1"}))
-    wait_for(lambda: any(c.startswith("tuner optimize") for c in calls(fakes)), "no study")
+    wait_until(lambda: any(c.startswith("tuner optimize") for c in calls(fakes)), 120)
     time.sleep(0.3)
     subprocess.run(["scancel", job], env=slurm, check=True)
-    wait_for(lambda: is_over(slurm, job), "the job does not end")
+    wait_until(lambda: is_over(slurm, job), 120)
     assert "interrupted" in calls(fakes)
 
 
@@ -223,7 +215,7 @@ def test_job_sbatch_trains_on_both_nodes(
     write_launch_files((job.baseline, job, CPU), folder)
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     number = submit(slurm, f"--output={tmp_path / 'out'}", str(folder / "job.sbatch"), PATH=path)
-    wait_for(lambda: is_over(slurm, number), "the training does not end", 200)
+    wait_until(lambda: is_over(slurm, number), 200)
     told = (tmp_path / "out").read_text()
     assert {line for line in told.splitlines() if line.startswith("met")} == {
         f"met 2 on {name} with {CORES_HERE}"

@@ -8,13 +8,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import tuner
+from tests.waiting import wait_until
 from tuner.deploy.drift import LEAST_BLOCKS, ConfidenceSequence, DriftMonitor, Expectation
 from tuner.executors.local import SimulatedExecutor
 from tuner.search_spaces.configuration import Configuration
@@ -178,10 +178,7 @@ def test_ctrl_c_ends_the_job_and_prints_the_comparison_so_far(run: Path) -> None
     assert process.returncode == 130, error
     assert "Interrupted" in out
     # No rank outlives it.
-    end = time.monotonic() + 20
-    while time.monotonic() < end and _ranks(run):
-        time.sleep(0.2)
-    assert not _ranks(run)
+    wait_until(lambda: not _ranks(run))
 
 
 def _ranks(run: Path) -> list[str]:

@@ -13,6 +13,7 @@ import numpy as np
 import optuna
 import pytest
 
+from tests.waiting import wait_until
 from tuner.executors.local import InlineExecutor
 from tuner.executors.ray_cluster import POLL_S, JoinedRay
 from tuner.executors.ray_executor import _LEASE_S, _SHORT_MOST, RayExecutor
@@ -125,9 +126,7 @@ def test_an_answer_that_comes_too_late_gets_what_was_measured(
     agent._runner = Launch()
     told = agent.run(open_request().to_json())
     assert [live["speed"] for live in told["visited"]["request"]["live"]] == [1]
-    until = time.monotonic() + 20
-    while not recover_pending(tmp_path)[0].ok and time.monotonic() < until:
-        time.sleep(0.01)  # the launch is ended meanwhile
+    wait_until(lambda: recover_pending(tmp_path)[0].ok)  # the launch is ended meanwhile
     late = ProbeRecord.from_json(agent.continue_probe("p0000", [SPEEDS[1].to_json()]))
     assert late.ok
     assert late.request.live == SPEEDS[:1] == tuple(m.live for m in late.measurements)

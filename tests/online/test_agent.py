@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.waiting import wait_until
 from tuner.cli.main import main
 from tuner.display.online_text import tuning_lines
 from tuner.online.agent import watched
@@ -383,20 +384,11 @@ def test_the_training_goes_on_at_its_own_clocks_if_the_agent_is_killed(
     launch = [str(TORCHRUN), "--nproc-per-node", "2", str(TRAIN), "700", "0.005"]
     with output.open("w") as file:
         agent = subprocess.Popen(tuner_run("--", *launch), env=environ, stdout=file)
-    until = time.monotonic() + 120
-    while time.monotonic() < until and not gpus.locked_MHz(0) and agent.poll() is None:
-        time.sleep(0.1)
-    assert gpus.locked_MHz(0)
+    wait_until(lambda: gpus.locked_MHz(0), 120, output)
     agent.send_signal(signal.SIGKILL)
     agent.wait()
-    until = time.monotonic() + 20
-    while time.monotonic() < until and gpus.locked_MHz(0):
-        time.sleep(0.1)
-    assert [gpus.locked_MHz(each) for each in range(2)] == [None, None]
-    until = time.monotonic() + 120
-    while time.monotonic() < until and "\n699 " not in output.read_text():
-        time.sleep(0.2)
-    assert "\n699 " in output.read_text()
+    wait_until(lambda: not any(gpus.locked_MHz(each) for each in range(2)))
+    wait_until(lambda: "\n699 " in output.read_text(), 120, output)
 
 
 def test_the_address_is_not_passed_on_to_what_the_training_starts() -> None:

@@ -7,8 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +14,7 @@ import pytest
 
 import tuner
 from tests.online.test_agent import ROOT, TORCHRUN, gpus
+from tests.waiting import wait_until
 from tuner.workload.hook import state
 
 TRAIN = Path(__file__).with_name("train_block.py")
@@ -29,13 +28,6 @@ def environment(**more: str) -> dict[str, str]:
 
 def locked(gpus: Any) -> list[int | None]:
     return [gpus.locked_MHz(each) for each in range(2)]
-
-
-def until(seconds: float, holds: Callable[[], bool]) -> bool:
-    end_s = time.monotonic() + seconds
-    while time.monotonic() < end_s and not holds():
-        time.sleep(0.1)
-    return holds()
 
 
 def test_limits_that_contradict_each_other_start_nothing() -> None:
@@ -178,11 +170,11 @@ def block(gpus: Any, output: Path) -> subprocess.Popen[bytes]:
 def test_the_clocks_go_back_if_the_training_is_killed(gpus: Any, tmp_path: Path) -> None:
     training = block(gpus, tmp_path / "out")
     try:
-        assert until(120, lambda: locked(gpus)[0] is not None), (tmp_path / "out").read_text()
+        wait_until(lambda: locked(gpus)[0], 120, tmp_path / "out")
     finally:
         training.send_signal(signal.SIGKILL)
         training.wait()
-    assert until(20, lambda: locked(gpus) == [None, None])
+    wait_until(lambda: locked(gpus) == [None, None])
 
 
 @pytest.mark.twin
@@ -193,12 +185,12 @@ def test_the_clocks_go_back_if_the_training_is_killed(gpus: Any, tmp_path: Path)
 def test_the_training_goes_on_if_the_agent_is_killed(gpus: Any, tmp_path: Path) -> None:
     training = block(gpus, tmp_path / "out")
     try:
-        assert until(120, lambda: locked(gpus)[0] is not None), (tmp_path / "out").read_text()
+        wait_until(lambda: locked(gpus)[0], 120, tmp_path / "out")
         (agent,) = Path(f"/proc/{training.pid}/task/{training.pid}/children").read_text().split()
         assert b"tuner.online.block" in Path(f"/proc/{agent}/cmdline").read_bytes()
         os.kill(int(agent), signal.SIGKILL)
-        assert until(20, lambda: locked(gpus) == [None, None])
-        assert until(150, lambda: '"ended"' in (tmp_path / "out").read_text())
+        wait_until(lambda: locked(gpus) == [None, None])
+        wait_until(lambda: '"ended"' in (tmp_path / "out").read_text(), 150, tmp_path / "out")
     finally:
         training.kill()
         training.wait()

@@ -15,23 +15,13 @@ from pathlib import Path
 import pytest
 
 from tests.receipt.conftest import UserFolder
+from tests.waiting import is_running, wait_until
 
 PYTHON = sys.executable
 
 
-def wait_for(path: Path, limit_s: float = 30.0) -> None:
-    """Wait until a file exists and holds something."""
-    until_s = time.monotonic() + limit_s
-    while not (path.exists() and path.stat().st_size):
-        assert time.monotonic() < until_s, f"{path} did not appear"
-        time.sleep(0.02)
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+def wait_for(path: Path) -> None:
+    wait_until(lambda: path.exists() and path.stat().st_size, 60, path.name)
 
 
 # ---- a training, and its figures
@@ -521,7 +511,7 @@ def test_a_command_that_daemonises_returns_at_once_and_is_named(user: UserFolder
     try:
         assert done.code == 0
         assert time.monotonic() - began_s < 10
-        assert is_alive(pid)
+        assert is_running(pid)
         assert done.note(f"still run: {pid}")
     finally:
         os.kill(pid, signal.SIGKILL)

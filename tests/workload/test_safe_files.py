@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import wait_until
 from tuner.cli.main import main
 from tuner.problem.run_folder import RunFolder, find_run
 from tuner.search_spaces.errors import InputError
@@ -214,9 +215,7 @@ def test_a_log_that_is_a_link_is_not_cut(tmp_path: Path, monkeypatch: pytest.Mon
     (folder / "rank1.log").write_text("y" * 990 + "0123456789")
     told: dict[str, object] = {}
     with logs.bounded_logs(folder, told):
-        end = time.monotonic() + 10
-        while "rank1.log" not in told and time.monotonic() < end:
-            time.sleep(0.02)
+        wait_until(lambda: "rank1.log" in told)
         time.sleep(0.1)
     assert (folder / "rank1.log").read_text() == "0123456789"
     assert canary.read_text() == "x" * 1000

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any, cast
 
 import pytest
 
+from tests.waiting import wait_until
 from tuner.search_spaces.cluster import Cluster, load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
@@ -71,9 +71,7 @@ def start(
             specs = launch.specs(address, Place(0, ranks, ("127.0.0.1", 1), "lo"))
             group = runner.node.server.spawn(specs, listener)
             logs = [Path(spec.log) for spec in specs]
-            end_s = time.monotonic() + 60
-            while time.monotonic() < end_s and not all(_shown(log) for log in logs):
-                time.sleep(0.05)
+            wait_until(lambda: all(_shown(log) for log in logs))
             group.kill()
         finally:
             remove()

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import is_running, wait_until
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InvalidConfiguration
 from tuner.search_spaces.job import load_job
@@ -285,24 +286,12 @@ def test_a_killed_agent_leaves_no_rank_behind(tmp_path: Path) -> None:
     agent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
     assert agent.stdout is not None
     server = int(agent.stdout.readline())
-    deadline = time.monotonic() + 60
     ranks: list[int] = []
     log = tmp_path / "probes" / "long" / "rank0.log"
-    while time.monotonic() < deadline and not (log.exists() and "loss" in log.read_text()):
-        time.sleep(0.1)
+    wait_until(lambda: log.exists() and "loss" in log.read_text())
     for path in Path(f"/proc/{server}/task").glob("*/children"):
         ranks += [int(word) for word in path.read_text().split()]
     assert len(ranks) == RANKS
     os.kill(agent.pid, signal.SIGKILL)
     agent.wait()
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline and any(alive(pid) for pid in [server, *ranks]):
-        time.sleep(0.1)
-    assert not [pid for pid in [server, *ranks] if alive(pid)]
-
-
-def alive(pid: int) -> bool:
-    try:
-        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except OSError:
-        return False
+    wait_until(lambda: not any(is_running(pid) for pid in [server, *ranks]))

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.waiting import is_running, wait_until
 from tuner.testing.commands import finished
 
 pytest.importorskip("torch")
@@ -32,18 +33,8 @@ BODY
 """
 
 
-def alive(pid: int) -> bool:
-    try:
-        return "Z" not in Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except OSError:
-        return False
-
-
-def gone(pids: list[int], within_s: float = 5.0) -> bool:
-    deadline_s = time.monotonic() + within_s
-    while any(alive(pid) for pid in pids) and time.monotonic() < deadline_s:
-        time.sleep(0.02)
-    return not any(alive(pid) for pid in pids)
+def wait_for_end(pids: list[int]) -> None:
+    wait_until(lambda: not any(is_running(pid) for pid in pids))
 
 
 @pytest.fixture(scope="module")
@@ -100,10 +91,7 @@ def launch(server: RankServer, tmp_path: Path) -> Iterator[Launch]:
 
 def wait_for(path: Path, within_s: float = 120.0) -> str:
     """Return the text of a file that a rank writes."""
-    deadline_s = time.monotonic() + within_s
-    while not (path.exists() and path.read_text().endswith("\n")):
-        assert time.monotonic() < deadline_s, f"{path.name} was not written"
-        time.sleep(0.02)
+    wait_until(lambda: path.exists() and path.read_text().endswith("\n"), within_s, path.name)
     return path.read_text()
 
 
@@ -157,7 +145,7 @@ def test_a_fork_server_that_closes_signals_only_what_lives_below_it(
     running = launch(CHILDREN)
     pids = [int(word) for word in wait_for(tmp_path / "pids").split()]
     server.close()
-    assert gone(pids)
+    wait_for_end(pids)
     signalled = [line.split() for line in strace.read_text().splitlines()]
     assert str(pids[0]) in [number for _, number in signalled]
     assert {number for _, number in signalled} <= {str(pid) for pid in pids}
@@ -183,10 +171,10 @@ def test_whatever_ranks_started_ends_with_them(
             assert server._process is not None
             os.kill(server._process.pid, signal.SIGKILL)
             group.kill()
-        assert gone([rank, plain] if how == "server killed" else [rank, plain, apart])
+        wait_for_end([rank, plain] if how == "server killed" else [rank, plain, apart])
         assert time.monotonic() - began_s < 3.0
     finally:
-        if alive(apart):  # a killed fork server is no parent to it any more
+        if is_running(apart):  # a killed fork server is no parent to it any more
             os.kill(apart, signal.SIGKILL)
 
 

@@ -6,11 +6,11 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
+from tests.waiting import wait_until
 from tests.workload.scripts.launch_lines import observe, write_program
 from tests.workload.scripts.test_launch_lines import _running, place
 from tuner.search_spaces.errors import InputError
@@ -133,18 +133,10 @@ def test_nothing_is_left_of_a_command_whose_observer_is_killed(
         stderr=subprocess.DEVNULL,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     ) as process:
-        _wait_until((place / "begun").exists)
+        wait_until((place / "begun").exists)
         process.send_signal(number)
         process.wait(30)
-    _wait_until(lambda: not _running(mark))
-
-
-def _wait_until(holds: object) -> None:
-    assert callable(holds)
-    until_s = time.monotonic() + 30
-    while not holds():
-        assert time.monotonic() < until_s
-        time.sleep(0.05)
+    wait_until(lambda: not _running(mark))
 
 
 @pytest.mark.parametrize(

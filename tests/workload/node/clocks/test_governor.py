@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import pynvml
 import pytest
 
+from tests.waiting import is_running, wait_until
 from tests.workload.node.clocks.governor_faults import FAULTS, try_fault
 from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.configuration import Settings
@@ -376,21 +376,6 @@ class TestOpenGovernor:
 # ---- the guard, by real deaths
 
 
-def wait_until(true: Callable[[], bool], limit_s: float = 60.0) -> None:
-    end_s = time.monotonic() + limit_s
-    while not true():
-        assert time.monotonic() < end_s, "it did not happen in time"
-        time.sleep(0.02)
-
-
-def is_gone(pid: int) -> bool:
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return True
-    return text.rpartition(")")[2].split()[0] == "Z"
-
-
 class TestGuard:
     @pytest.mark.parametrize("fault", FAULTS)
     def test_no_clock_is_left_wrong(self, tmp_path: Path, fault: str) -> None:
@@ -413,7 +398,7 @@ class TestGuard:
         assert governor._guard is not None
         guard = governor._guard.pid
         governor.close()
-        wait_until(lambda: is_gone(guard))
+        wait_until(lambda: not is_running(guard))
         put_back_calls = [name for name, _, _ in fake.log if "Reset" in name]
         assert put_back_calls == ["nvmlDeviceResetGpuLockedClocks"] * 2  # the agent's, of two GPUs
 
@@ -421,12 +406,12 @@ class TestGuard:
         assert governor._guard is not None
         first = governor._guard.pid
         os.kill(first, signal.SIGKILL)
-        wait_until(lambda: is_gone(first))
+        wait_until(lambda: not is_running(first))
         governor.apply(Settings(clock_MHz=1200))
         assert governor._guard.pid != first
         second = governor._guard.pid
         governor.close()
-        wait_until(lambda: is_gone(second))
+        wait_until(lambda: not is_running(second))
 
     def test_a_guard_that_dies_this_instant_is_noticed(
         self, fake: TwinNode, governor: NvmlGovernor

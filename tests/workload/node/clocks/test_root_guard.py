@@ -16,6 +16,7 @@ from typing import Any
 import pynvml
 import pytest
 
+from tests.waiting import wait_until
 from tests.workload.node.clocks.governor_faults import FAULTS, try_root_fault, unit
 from tuner.search_spaces.configuration import Settings
 from tuner.testing.guards import guards_of, installed_guard
@@ -100,13 +101,6 @@ def stands(node: TwinNode) -> tuple[object, ...]:
 BEFORE = (None, None, 350.0)
 
 
-def becomes(true: Callable[[], bool], limit_s: float = 30.0) -> None:
-    end_s = time.monotonic() + limit_s
-    while not true():
-        assert time.monotonic() < end_s, "it did not happen in time"
-        time.sleep(0.02)
-
-
 @pytest.mark.parametrize("fault", FAULTS)
 def test_no_clock_is_left_wrong(tmp_path: Path, fault: str) -> None:
     assert try_root_fault(fault, 2, tmp_path) == ""
@@ -131,7 +125,7 @@ def test_the_guard_after_a_killed_one_learns_what_stood(node: TwinNode, listens:
     os.kill(guards_of(os.getpid())[0], 9)
     governor.apply(Settings(power_limit_W=250))
     governor._nvml._drop()  # as if this process were gone
-    becomes(lambda: node.limit_W() == 350.0)
+    wait_until(lambda: node.limit_W() == 350.0)
 
 
 def test_a_lock_that_an_administrator_has_configured_comes_back(
@@ -146,7 +140,7 @@ def test_a_lock_that_an_administrator_has_configured_comes_back(
     governor = NvmlGovernor(environ=environ, guarded=False)
     assert governor.apply(Settings(clock_MHz=900)).notes == ()  # nothing will be released
     governor._nvml._drop()  # as if this process were gone
-    becomes(lambda: node.locked_MHz() == (300, 1095))
+    wait_until(lambda: node.locked_MHz() == (300, 1095))
 
 
 def test_zeusd_comes_first_and_nothing_is_tried_where_nothing_is_installed(
@@ -223,7 +217,7 @@ def test_whatever_is_sent_it_stays_to_restore(node: TwinNode, asker: Asker, line
 def test_a_line_without_end_ends_it(node: TwinNode, asker: Asker) -> None:
     asker.set("GpuLockedClocks", 900, 900)
     asker.socket.sendall(b"x" * 5000)
-    becomes(lambda: stands(node) == BEFORE)
+    wait_until(lambda: stands(node) == BEFORE)
 
 
 def test_restore_takes_back_one_thing_or_all(node: TwinNode, asker: Asker) -> None:
@@ -273,7 +267,7 @@ class TestAsRoot:
 
         pid = self.as_user(65534, listens, sets_and_dies)
         assert os.waitpid(pid, 0)[1] == 9
-        becomes(lambda: stands(node) == BEFORE, 5.0)
+        wait_until(lambda: stands(node) == BEFORE)
         assert ("nvmlDeviceSetGpuLockedClocks", 0, (900, 900)) in node.log
 
     def test_another_user_gets_nothing(self, node: TwinNode, listens: Path) -> None:
@@ -321,7 +315,7 @@ class TestAsRoot:
 
         pid = listen(path)
         try:
-            becomes(path.exists)
+            wait_until(path.exists)
             time.sleep(0.1)
             assert f"UID {FOREIGN} listens" in RootGuardNvml(pynvml, str(path)).why_not()
             governor = NvmlGovernor(environ={"ZEUSD_SOCK_PATH": str(path)}, guarded=False)
