@@ -19,12 +19,23 @@ TRAIN = """
 import sys, time, torch
 steps, pause_s = int(sys.argv[1]), float(sys.argv[2]) if len(sys.argv) > 2 else 0.0
 optimizer, loader = torch.Optimizer(), torch._BaseDataLoaderIter([8] * steps)
+ends_s = []
 for _ in range(steps):
     next(loader)
     optimizer.step()
+    ends_s.append(time.monotonic())
     time.sleep(pause_s)
 print("trained")
 """
+#: The same, which writes "stepped" after its steps and ends once there is "finish".
+HELD_TRAIN = TRAIN.replace(
+    'print("trained")',
+    """import pathlib
+pathlib.Path("stepped").write_text("1")
+while not pathlib.Path("finish").exists():
+    time.sleep(0.01)
+print("trained")""",
+)
 ROOT = Path(__file__).resolve().parents[2]
 
 

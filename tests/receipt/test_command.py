@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.receipt.conftest import UserFolder
+from tests.receipt.conftest import HELD_TRAIN, TRAIN, UserFolder
 from tests.waiting import is_running, wait_until
+from tuner.receipt.measure import WRITE_S
 
 PYTHON = sys.executable
 
@@ -28,15 +29,17 @@ def wait_for(path: Path) -> None:
 
 
 def test_a_training_is_counted_and_its_output_is_its_own(user: UserFolder) -> None:
-    done = user.measure(PYTHON, "train.py", "40", "0.02")
-    assert (done.code, done.out) == (0, "trained\n")
+    (user.path / "timed.py").write_text(f"{TRAIN}print(ends_s[-1] - ends_s[0])\n")
+    done = user.measure(PYTHON, "timed.py", "40", "0.02")
+    trained, took_s = done.out.splitlines()
+    assert (done.code, trained) == (0, "trained")
     receipt = done.receipt
     assert receipt["state"] == "ended"
     assert receipt["exit_code"] == 0
     (training,) = receipt["trainings"]
     assert training["steps"] == receipt["steps"] == 40
     assert training["samples"] == 39 * 8
-    assert training["step_time_s"] == pytest.approx(0.0205, rel=0.3)
+    assert training["step_time_s"] == pytest.approx(float(took_s) / 39, rel=0.3)
     assert training["step_energy_J"] == pytest.approx(training["energy_J"] / 39)
     assert training["sample_energy_J"] == pytest.approx(training["energy_J"] / 312)
     until = receipt["until_first_step"]
@@ -129,9 +132,14 @@ def test_trainings_one_after_the_other_stand_apart(user: UserFolder) -> None:
 
 
 def test_trainings_at_the_same_time_share_their_energy(user: UserFolder) -> None:
-    done = user.measure(
-        "bash", "-c", f"{PYTHON} train.py 20 0.05 & {PYTHON} train.py 20 0.05; wait"
+    (user.path / "meets.py").write_text(
+        "import pathlib, sys, time, torch\n"
+        "own, other = map(pathlib.Path, sys.argv[1:])\n"
+        "optimizer = torch.Optimizer()\noptimizer.step()\nown.touch()\n"
+        "while not other.exists():\n    time.sleep(0.01)\n"
+        "optimizer.step()\n"
     )
+    done = user.measure("bash", "-c", f"{PYTHON} meets.py a b & {PYTHON} meets.py b a; wait")
     assert len(done.receipt["trainings"]) == 2
     assert done.note("at the same time")
 
@@ -187,8 +195,10 @@ def test_a_program_that_closes_every_file_keeps_its_own(user: UserFolder) -> Non
 
 
 def test_counts_that_are_removed_meanwhile_end_nothing(user: UserFolder) -> None:
-    line = f"{PYTHON} train.py 60 0.02; sleep 1; rm -r $JOULEFRONT_ATTACH; sleep 1.5; exit 4"
-    done = user.measure("bash", "-c", line)
+    # A signal lets tuner look at the counts and write the file.
+    counted = "kill -USR1 $PPID; until grep -q '\"steps\": 60' energy.json; do sleep 0.05; done"
+    line = f"trap : USR1; {PYTHON} train.py 60; {counted}; rm -r $JOULEFRONT_ATTACH"
+    done = user.measure("bash", "-c", f"{line}; kill -USR1 $PPID; sleep 0.3; exit 4")
     assert (done.code, done.receipt["steps"]) == (4, 60)
 
 
@@ -196,8 +206,9 @@ def test_counts_that_are_removed_meanwhile_end_nothing(user: UserFolder) -> None
 
 
 def test_a_command_without_python_has_energy_and_time(user: UserFolder) -> None:
+    began_s = time.monotonic()
     done = user.measure("sleep", "1")
-    assert 1.0 < done.receipt["time_s"] < 3.0
+    assert 1.0 < done.receipt["time_s"] < time.monotonic() - began_s
     assert done.receipt["energy_J"] > 0
     assert done.receipt["trainings"] == []
     assert done.note("No optimizer step was seen")
@@ -340,16 +351,13 @@ def test_closed_streams_change_no_exit_code(user: UserFolder) -> None:
     assert (done.returncode, user.read()["exit_code"]) == (5, 5)
 
 
-def test_a_fast_printer_is_not_held_up(user: UserFolder) -> None:
-    count, began_s = 256 * 2**20, time.monotonic()
-    process = user.start("head", "-c", str(count), "/dev/zero", stdout=subprocess.PIPE, text=False)
+def test_standard_output_is_the_very_one_so_that_nothing_holds_up_a_fast_printer(
+    user: UserFolder,
+) -> None:
+    process = user.start("readlink", "/proc/self/fd/1")
     assert process.stdout is not None
-    read = 0
-    while chunk := process.stdout.read(2**20):
-        read += len(chunk)
-    process.communicate(timeout=60)
-    assert read == count
-    assert time.monotonic() - began_s < count / (64 * 2**20) + 5
+    pipe = os.fstat(process.stdout.fileno()).st_ino
+    assert process.communicate(timeout=60)[0] == f"pipe:[{pipe}]\n"
 
 
 def on_terminal(words: list[str], user: UserFolder, send: bytes = b"", after: Path | None = None):
@@ -409,6 +417,20 @@ def test_ctrl_c_ends_a_loop_of_a_shell(user: UserFolder) -> None:
     assert user.read()["signal"] == signal.SIGINT
 
 
+def test_a_late_process_of_the_group_sends_the_command_no_signal_twice(user: UserFolder) -> None:
+    """On a busy machine the one that tells what the group received has its turn after seconds."""
+    process = user.start(PYTHON, "-c", HANDLES, start_new_session=True)
+    wait_for(user.path / "ready")
+    own = Path(f"/proc/{process.pid}/cmdline").read_bytes()
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    (late,) = (pid for pid in children if Path(f"/proc/{pid}/cmdline").read_bytes() == own)
+    os.kill(int(late), signal.SIGSTOP)
+    os.killpg(process.pid, signal.SIGTERM)
+    time.sleep(0.3)
+    os.kill(int(late), signal.SIGCONT)
+    assert process.communicate(timeout=60)[0] == "got ['term']\n"
+
+
 @pytest.mark.parametrize(
     ("whole_group", "name", "word"),
     [(False, "SIGTERM", "term"), (True, "SIGTERM", "term"), (False, "SIGINT", "int")],
@@ -445,26 +467,25 @@ def test_signal_masks_are_those_without_tuner(user: UserFolder) -> None:
 def test_a_command_that_ignores_sigterm_goes_on_and_its_receipt_is_written(
     user: UserFolder,
 ) -> None:
-    line = "trap '' TERM; echo x >ready; for n in 1 2 3 4 5 6; do sleep 0.5; done; echo done"
+    line = "trap '' TERM; echo x >ready; until [ -e go ]; do sleep 0.1; done; echo done"
     process = user.start("bash", "-c", line)
     wait_for(user.path / "ready")
-    time.sleep(0.3)
     process.send_signal(signal.SIGTERM)
-    time.sleep(0.5)
+    wait_until(lambda: user.read()["time_s"] > 0)
     during = user.read()
+    (user.path / "go").touch()
     out, _ = process.communicate(timeout=60)
     assert (process.returncode, out) == (0, "done\n")
     assert during["state"] == "running"
-    assert during["time_s"] > 0.2
-    assert user.read()["time_s"] > 2.5
+    assert during["time_s"] < WRITE_S  # the signal had it written
+    assert user.read()["time_s"] > during["time_s"]
 
 
 def test_what_was_used_until_tuner_is_killed_is_in_the_file(user: UserFolder) -> None:
-    process = user.start(PYTHON, "train.py", "400", "0.02")
+    (user.path / "held.py").write_text(HELD_TRAIN)
+    process = user.start(PYTHON, "held.py", "60")
     try:
-        until_s = time.monotonic() + 30
-        while user.read().get("time_s", 0.0) < 4.0 and time.monotonic() < until_s:
-            time.sleep(0.1)
+        wait_until(lambda: user.read().get("steps") == 60, said=user.file)
         process.kill()
         process.wait()
         receipt = user.read()
@@ -472,8 +493,8 @@ def test_what_was_used_until_tuner_is_killed_is_in_the_file(user: UserFolder) ->
         assert receipt["exit_code"] is None
         assert receipt["time_s"] >= 4.0
         assert receipt["energy_J"] > 0
-        assert receipt["trainings"][0]["steps"] > 50
     finally:
+        (user.path / "finish").touch()
         out, _ = process.communicate(timeout=60)  # the training goes on to its end
     assert out == "trained\n"
 
@@ -492,25 +513,26 @@ def test_every_state_of_the_file_is_whole(user: UserFolder) -> None:
 DAEMON = """
 import os, sys, time
 if os.fork():
+    while not os.path.exists("pid"):
+        time.sleep(0.01)
     os._exit(0)
 os.setsid()
 if os.fork():
     os._exit(0)
 for n in range(3):
     os.close(n)
-open("pid", "w").write(str(os.getpid()))
-time.sleep(30)
+with open("own", "w") as file:
+    file.write(str(os.getpid()))
+os.rename("own", "pid")
+time.sleep(300)
 """
 
 
 def test_a_command_that_daemonises_returns_at_once_and_is_named(user: UserFolder) -> None:
-    began_s = time.monotonic()
     done = user.measure(PYTHON, "-c", DAEMON)
-    wait_for(user.path / "pid")
     pid = int((user.path / "pid").read_text())
     try:
         assert done.code == 0
-        assert time.monotonic() - began_s < 10
         assert is_running(pid)
         assert done.note(f"still run: {pid}")
     finally:
@@ -518,11 +540,13 @@ def test_a_command_that_daemonises_returns_at_once_and_is_named(user: UserFolder
 
 
 def test_a_training_in_the_background_of_a_script_is_named_and_goes_on(user: UserFolder) -> None:
-    line = f"{PYTHON} train.py 150 0.02 >log 2>&1 & echo $! >pid; sleep 0.7"
-    done = user.measure("bash", "-c", line)
+    (user.path / "held.py").write_text(HELD_TRAIN)
+    line = f"{PYTHON} held.py 15 >log 2>&1 & echo $! >pid"
+    done = user.measure("bash", "-c", f"{line}; until [ -s stepped ]; do sleep 0.05; done")
     pid = int((user.path / "pid").read_text())
     assert done.note(f"still run: {pid}")
-    assert 0 < done.receipt["steps"] < 150
+    assert done.receipt["steps"] == 15
+    (user.path / "finish").touch()
     wait_for(user.path / "log")
     assert (user.path / "log").read_text() == "trained\n"
 

@@ -12,9 +12,10 @@ import contextlib
 import ctypes
 import errno
 import os
-import select
 import shutil
 import signal
+import socket
+import time
 from collections.abc import Collection, Mapping, Sequence
 from types import TracebackType
 from typing import Self
@@ -28,47 +29,51 @@ PASSED_ON = frozenset(
 )
 #: Signals that Python ignores, and the command does not.
 _PYTHONS = (signal.SIGPIPE, signal.SIGXFSZ)
-#: Time in which a signal to the whole group reaches the group's witness, seconds.
+#: Time in which the kernel hands a signal for the whole group to each of its processes, seconds.
 _WITNESS_S = 0.1
+_NO, _YES = b"n", b"y"
 
 
 class GroupWitness:
-    """A process in this process's group that reports the signals which it receives, too."""
+    """A process in this process's group that tells which signals it has received, too."""
 
     def __init__(self) -> None:
-        self._reports, reports = os.pipe()
-        parent = os.getpid()
+        self._link, link = socket.socketpair()
         self._pid = os.fork()
         if self._pid == 0:
-            _report_signals(reports, parent)
-        os.close(reports)
+            self._link.close()
+            _tell_signals(link)
+        link.close()
 
     def received(self, number: int) -> bool:
-        """Return True if the witness receives this signal now, too."""
-        poll = select.poll()
-        poll.register(self._reports, select.POLLIN)
-        while poll.poll(1000 * _WITNESS_S):
-            if not (reported := os.read(self._reports, 1)):
-                return False
-            if reported[0] == number:
-                while poll.poll(0) and os.read(self._reports, 64):
-                    pass  # the same signal once more, which this process got as one
-                return True
+        """Return True if the witness has received this signal, too.
+
+        It is asked, and not waited for: on a busy machine its turn may come late.
+        """
+        until_s = time.monotonic() + _WITNESS_S
+        while not (received := self._ask(number)) and time.monotonic() < until_s:
+            time.sleep(_WITNESS_S / 20)
+        return received
+
+    def _ask(self, number: int) -> bool:
+        with contextlib.suppress(OSError):
+            self._link.send(bytes([number]))
+            return self._link.recv(1) == _YES
         return False
 
     def close(self) -> None:
-        os.close(self._reports)
+        self._link.close()
         with contextlib.suppress(OSError):
             os.kill(self._pid, signal.SIGKILL)
             os.waitpid(self._pid, 0)
 
 
-def _report_signals(reports: int, parent: int) -> None:
+def _tell_signals(link: socket.socket) -> None:
     # Runs in the witness, with the signals blocked, as long as its parent lives.
     try:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
-        while os.getppid() == parent:
-            os.write(reports, bytes([signal.sigwaitinfo(PASSED_ON).si_signo]))
+        while asked := link.recv(1):
+            link.send(_NO if signal.sigtimedwait(set(asked), 0) is None else _YES)
     finally:
         os._exit(0)
 
