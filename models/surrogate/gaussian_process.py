@@ -76,11 +76,6 @@ class ConditionalProcess:
         variance = self.kernel.variance - np.einsum("ij,ij->j", projected, projected)
         return self._weights @ projected, np.maximum(variance, 1e-12)
 
-    def mean(self, across: Pairs) -> np.ndarray:
-        """Return the posterior mean alone: much cheaper than `posterior`."""
-        dual = solve_triangular(self._lower.T, self._weights, check_finite=False)
-        return np.asarray(dual @ self.kernel(across))
-
     def draw(self, across: Pairs, among: Pairs, normals: np.ndarray) -> np.ndarray:
         """Return joint draws, (draws, columns of `across`), from standard normal ones.
 
@@ -232,10 +227,6 @@ class GaussianProcess:
     def posterior(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return mean and variance of offset + f (no noise) at rows `x`, each of shape (m,)."""
         return self._mixed(self._middle, self._rows, x)
-
-    def mean(self, x: np.ndarray) -> np.ndarray:
-        """Return the posterior mean alone at rows `x`: much cheaper than `posterior`."""
-        return self._centre + self._middle[0].mean(Pairs(self._kinds, self._rows, x))
 
     def leave_one_out(self) -> tuple[np.ndarray, np.ndarray]:
         """Mean and variance (noise included) of each datum given all the others."""

@@ -222,12 +222,6 @@ class Surrogates:
         together = float(time @ power) / max(float(np.sqrt((time @ time) * (power @ power))), 1e-12)
         return together * n / (n + SHRINK)
 
-    def mean(self, configurations: Rows) -> tuple[np.ndarray, np.ndarray]:
-        """Return means of log step time and log power alone: far cheaper for many."""
-        x = self.features.transform(configurations)
-        time, power = (o.regressor.mean(x) + o.base(configurations) for o in self._outputs)
-        return time, power
-
     def sample(self, configurations: Rows, normals: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return draws of log step time and log power, (draws, len(configurations)) each.
 

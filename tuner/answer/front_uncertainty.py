@@ -30,8 +30,6 @@ HOPE, MOST_DRAWN = 2.0, 150
 LEAST_PROBABILITY, MOST_SHOWN = 0.3, 20
 #: Number of times at which the surfaces are given.
 GRID = 120
-#: Limit on the candidates with a full posterior: those with the best means.
-MOST_PREDICTED = 4_000
 
 
 def likely_unmeasured(
@@ -40,18 +38,13 @@ def likely_unmeasured(
     """Return those unmeasured candidates that may be on the front, the hopeful ones first."""
     if not unmeasured:
         return []
-    log_time, left = figures.log_time, list(unmeasured)
-    log_energy = log_time + figures.log_power
-    if len(left) > MOST_PREDICTED:
-        mean_time, mean_power = surrogates.mean(left)
-        best = np.argsort(_behind(mean_time + mean_power, mean_time, log_energy, log_time))
-        left = [left[i] for i in best[:MOST_PREDICTED]]
-    predicted = surrogates.predict(left)
+    log_energy = figures.log_time + figures.log_power
+    predicted = surrogates.predict(unmeasured)
     energy = predicted.log_energy - HOPE * predicted.log_energy_std
     time = predicted.log_time - HOPE * predicted.log_time_std
-    behind = _behind(energy, time, log_energy, log_time)
+    behind = _behind(energy, time, log_energy, figures.log_time)
     order = np.argsort(behind)
-    return [left[i] for i in order[:MOST_DRAWN] if behind[i] < 0]
+    return [unmeasured[i] for i in order[:MOST_DRAWN] if behind[i] < 0]
 
 
 def _behind(

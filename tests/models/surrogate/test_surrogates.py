@@ -187,17 +187,6 @@ def test_what_is_believed_lowers_the_variance_alone_and_is_forgotten() -> None:
     assert forgotten.log_time_std == pytest.approx(before.log_time_std, abs=1e-6)
 
 
-def test_the_mean_alone_is_that_of_the_posterior() -> None:
-    some = picked(30)
-    surrogates = Surrogates(FeatureMap(CANDIDATES))
-    surrogates.fit(some, *figures(some))
-    every = CANDIDATES.configurations
-    exact = surrogates.predict(every)
-    t, p = surrogates.mean(every)
-    assert t == pytest.approx(exact.log_time, abs=1e-6)
-    assert p == pytest.approx(exact.log_power, abs=1e-6)
-
-
 def test_leave_one_out_is_what_leaving_one_out_gives() -> None:
     """The processes' own errors are compared with scikit-learn's."""
     some = picked(14)
