@@ -124,10 +124,6 @@ class ProbePlanner(ABC):
         """Return True if a further probe should wait for results of those in flight."""
         return False
 
-    def reseed(self) -> None:
-        """Draw a new random state, for a copy that works beside this one."""
-        self._rng = np.random.default_rng()
-
     def _observe(self, state: PlanningState, so_far: ProbeRecord | None = None) -> Observations:
         records = state.records if so_far is None else (*state.records, so_far)
         return Observations.of(records, state.in_flight, self.candidates, self._launch_of)

@@ -89,11 +89,6 @@ class CandidateSampler(BaseSampler):
         # It is no knob of the candidates, or none is left.
         return self._random.sample_independent(*given, **named)
 
-    def reseed_rng(self) -> None:
-        """Draw a new random state, for a copy that works beside this one."""
-        self._random.reseed_rng()
-        self.planner.reseed()
-
     def _state_of(self, study: Study) -> PlanningState:
         states = (TrialState.COMPLETE, TrialState.FAIL, TrialState.RUNNING)
         records: list[ProbeRecord] = []
