@@ -129,14 +129,14 @@ class CandidatePlanner(ProbePlanner):
     def plan(self, state: PlanningState) -> ProbePlan | None:
         """Plan the next probe; None if no candidate is left to propose."""
         observations = self._observe(state)
-        crash, larger = self._after_failures(state.records, observations)
-        closed, chances = self._closed_and_chances(observations, crash * larger)
+        trains = self._trains(state.records, observations)
+        closed, chances = self._closed_and_chances(observations, trains)
         if closed.all():
             return None
-        if wanted := self._to_try(closed | (larger < LAST)[self._launch_of]):
+        if wanted := self._to_try(closed | (trains < LAST)[self._launch_of]):
             more = self._extendable(wanted, closed)
             return self._plan_of(wanted, "to be tried first", extendable=more)
-        closed = closed | self._put_last(state, closed, (crash < LAST) | (larger < LAST))
+        closed = closed | self._put_last(state, closed, trains < LAST)
         launched, fresh = self._launches(observations, closed)
         if self._starting(observations, fresh) or not observations.measured:
             return self._start_plan(closed, launched, fresh, chances)
@@ -147,8 +147,8 @@ class CandidatePlanner(ProbePlanner):
         if len(so_far.request.live) > self.max_live:
             return None  # the probe's time limit holds the first window and `max_live` further ones
         observations = self._observe(state, so_far)
-        crash, larger = self._after_failures(state.records, observations)
-        closed, chances = self._closed_and_chances(observations, crash * larger)
+        trains = self._trains(state.records, observations)
+        closed, chances = self._closed_and_chances(observations, trains)
         first = self.candidates.find(so_far.request.configurations()[0])
         if first is None or not observations.measured:
             return None
@@ -193,11 +193,10 @@ class CandidatePlanner(ProbePlanner):
         useful = [*(m.candidate for m in observations.measured), *observations.pending]
         return len(set(self._launch_of[useful])) < self._start_count and bool(fresh)
 
-    def _after_failures(
-        self, records: Sequence[ProbeRecord], observations: Observations
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """Return the probabilities of each launch not to crash, and to fit, by what failed."""
-        return self.crash_causes.chances(records), self.larger_batches.chances(observations)
+    def _trains(self, records: Sequence[ProbeRecord], observations: Observations) -> np.ndarray:
+        """Return the probability of each launch neither to crash nor to run out of memory, by what
+        failed."""
+        return self.crash_causes.chances(records) * self.larger_batches.chances(observations)
 
     def _closed_and_chances(
         self, observations: Observations, trains: np.ndarray

@@ -134,11 +134,9 @@ class SmallSearchPlanner(CandidatePlanner):
     def _starting(self, observations: Observations, fresh: list[int]) -> bool:
         return not observations.measured
 
-    def _after_failures(
-        self, records: Sequence[ProbeRecord], observations: Observations
-    ) -> tuple[np.ndarray, np.ndarray]:
-        crash, larger = super()._after_failures(records, observations)
-        return np.where(crash < LIKELY, np.minimum(crash, LAST / 2), crash), larger
+    def _trains(self, records: Sequence[ProbeRecord], observations: Observations) -> np.ndarray:
+        trains = super()._trains(records, observations)
+        return np.where(trains < LIKELY, np.minimum(trains, LAST / 2), trains)
 
     def _improvement_plan(
         self,
