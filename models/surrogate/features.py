@@ -95,63 +95,48 @@ def _one_hot_column(levels: Sequence[Value]) -> _Column:
 
 def _columns_of(
     values: Sequence[Value | None], scale: Literal["log2", "linear", "category"] | None
-) -> list[_Column]:
+) -> _Column:
     levels = list(dict.fromkeys(value for value in values if value is not None))
-    missing = len(levels) < len(set(values))
-    numeric = all(map(_numeric, levels))
     columns: list[_Column] = []
-    if scale == "category" or not numeric:
-        if len(levels) > 1:
-            columns.append(_one_hot_column(sorted(levels, key=str)))
+    if len(levels) > 1 and (scale == "category" or not all(map(_numeric, levels))):
+        columns.append(_one_hot_column(sorted(levels, key=str)))
     elif len(levels) > 1:
         flat = np.array([_mean(level) for level in levels])
         log = scale == "log2" or (
             scale is None and flat.min() > 0 and flat.max() / flat.min() > LOG_RATIO
         )
         columns.append(_numeric_column(levels, log=log))
-    if missing and levels:
+    if None in values:
         columns.append(_missing_column)
-    return columns
+    return lambda values: np.hstack([column(values) for column in columns])
 
 
 class _PredictedLogs:
-    # Log step time and log power that a model predicts of the candidates, (n, 2), and two columns
-    # of their live part: what they are over the mean of the launch. A model that misjudges the
-    # launches may still be right about how the live settings bend step time and power within each:
-    # a discrepancy of the launches alone. `live` is None to find out if there is such a part.
+    # Log step time and log power that a model predicts of the candidates, (n, 2), and their live
+    # part: what they are over the mean of the launch. A model that misjudges the launches may still
+    # be right about how the live settings bend step time and power within each: a discrepancy of
+    # the launches alone.
 
-    def __init__(
-        self, model: Prior, candidates: Sequence[Configuration], *, live: bool | None = None
-    ) -> None:
+    def __init__(self, model: Prior, candidates: Sequence[Configuration]) -> None:
         self._model = model
-        log = self._logs(candidates)
+        self.log = self(candidates)
         places = {launch: i for i, launch in enumerate(dict.fromkeys(c.launch for c in candidates))}
         of = np.array([places[c.launch] for c in candidates])
         levels = np.zeros((len(places), 2))
-        np.add.at(levels, of, log)
+        np.add.at(levels, of, self.log)
         levels /= np.bincount(of)[:, None]
-        if live is None:
-            live = bool(np.ptp(log - levels[of], axis=0).max() > 1e-9)
-        self._levels = dict(zip(places, levels, strict=True)) if live else {}
-        self.live = live
-        self.log = self._with_live_part(candidates, log)
+        self._levels = dict(zip(places, levels, strict=True))
+        self.live = self.log - levels[of]
 
-    def _logs(self, configurations: Sequence[Configuration]) -> np.ndarray:
+    def __call__(self, configurations: Sequence[Configuration]) -> np.ndarray:
         predicted = self._model.predict(configurations)
         return np.log(np.column_stack([predicted.step_time_s, predicted.power_W]))
 
-    def _with_live_part(
-        self, configurations: Sequence[Configuration], log: np.ndarray
-    ) -> np.ndarray:
-        if not self._levels:
-            return log
+    def live_of(self, configurations: Sequence[Configuration]) -> np.ndarray:
         # A launch that no candidate has is taken to be like the others.
         middle = np.mean(list(self._levels.values()), axis=0)
         own = [self._levels.get(c.launch, middle) for c in configurations]
-        return np.hstack([log, log - np.array(own).reshape(-1, 2)])
-
-    def __call__(self, configurations: Sequence[Configuration]) -> np.ndarray:
-        return self._with_live_part(configurations, self._logs(configurations))
+        return self(configurations) - np.array(own)
 
 
 class FeatureMap:
@@ -184,23 +169,23 @@ class FeatureMap:
         self._row = {c: i for i, c in enumerate(configurations)}
         scales = {name: knob.scale for name, knob in KNOBS.items()}
         scales |= {knob.name: knob.scale for knob in candidates.knobs}
-        self._columns: list[tuple[str, _Column]] = []
-        for name in varying_knobs(configurations):
-            values = [configuration.get(name) for configuration in configurations]
-            columns = _columns_of(values, scales.get(name))
-            self._columns += [(name, column) for column in columns]
+        self._columns = {
+            name: _columns_of([c.get(name) for c in configurations], scales.get(name))
+            for name in varying_knobs(configurations)
+        }
         self._prior = None if prior is None else _PredictedLogs(prior, configurations)
-        self._corrected = self._prior
-        log = np.zeros((len(configurations), 0)) if self._prior is None else self._prior.log
-        self.priors = log.shape[1] // 2
+        self._corrected, self.priors = self._prior, 0
+        log = np.zeros((len(configurations), 0))
+        if self._prior is not None:
+            log, live_part = self._prior.log, self._prior.live
+            self.priors = 2 if np.ptp(live_part, axis=0).max() > 1e-9 else 1
         self._prior_low, self._prior_span = log.min(axis=0), np.ptp(log, axis=0)
-        self._prior_span[2:] = 0.0
         self.matrix = self._compute(configurations, log)
         live = {name for c in configurations for name in c.live}
         kinds = [
             LIVE if name in live else LAUNCH
-            for name, column in self._columns
-            for _ in range(column([c.get(name) for c in configurations[:1]]).shape[1])
+            for name, columns in self._columns.items()
+            for _ in range(columns([configurations[0].get(name)]).shape[1])
         ]
         self.kinds = np.array(kinds + [MIXED] * (self.dimension - len(kinds)), dtype=int)
 
@@ -229,18 +214,14 @@ class FeatureMap:
         if rows:
             line = ScaleOut.of_prior(model, [configurations[i] for i in rows], logs[rows])
             corrected = model.with_constants(line.constants)
-            self._corrected = _PredictedLogs(corrected, self._configurations, live=prior.live)
+            self._corrected = _PredictedLogs(corrected, self._configurations)
         return True
 
     def _compute(self, configurations: Sequence[Configuration], prior: np.ndarray) -> np.ndarray:
-        if not configurations:
-            return np.empty((0, self.dimension if hasattr(self, "matrix") else 1))
-        parts = []
-        read: dict[str, list[Value | None]] = {}
-        for name, column in self._columns:
-            if name not in read:
-                read[name] = [configuration.get(name) for configuration in configurations]
-            parts.append(column(read[name]))
+        parts = [
+            columns([configuration.get(name) for configuration in configurations])
+            for name, columns in self._columns.items()
+        ]
         varying = self._prior_span > 1e-9
         if varying.any():
             parts.append(
@@ -267,9 +248,13 @@ class FeatureMap:
         return self._compute(rows, log)
 
     def prior_log(self, configurations: Rows, prior: int = 0) -> np.ndarray:
-        """Return one prior's log step time and log power, shape (n, 2); zeros without a prior."""
+        """Return log step time and log power of the model, or of its live part (prior 1), (n, 2).
+
+        Zeros without a model.
+        """
         rows, corrected = self._numbered(configurations), self._corrected
         if corrected is None:
             return np.zeros((len(rows), 2))
-        log = corrected.log[rows] if isinstance(rows, np.ndarray) else corrected(rows)
-        return log[:, 2 * prior : 2 * prior + 2]
+        if isinstance(rows, np.ndarray):
+            return (corrected.live if prior else corrected.log)[rows]
+        return corrected.live_of(rows) if prior else corrected(rows)
