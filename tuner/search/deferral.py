@@ -18,7 +18,7 @@ launch runs at it.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -56,7 +56,7 @@ CLOCK = "clock_MHz"
 
 def most_power_W(configuration: Configuration) -> float:
     """Return the mean power that the devices' power limit permits; infinite without a limit."""
-    limit = configuration.get("power_limit_W")
+    limit = configuration.get(POWER_LIMIT)
     # One limit for each stage bounds it, too, and is left to the surrogates.
     return float(limit) * configuration.world_size if isinstance(limit, int | float) else math.inf
 
@@ -123,33 +123,25 @@ class SlackLimits:
     """Candidates that probably equal a measured one, because neither's power limit binds."""
 
     def __init__(self, configurations: Sequence[Configuration], launch_of: np.ndarray) -> None:
-        self._configurations = configurations
-        self._limits_W = np.array([_limit_W(one) for one in configurations])
-        numbers: dict[tuple[int, Settings], int] = {}
+        self._most_W = np.array([most_power_W(each) for each in configurations])
         # Candidates with the same number differ in their power limit only.
-        others = (
-            Settings({name: value for name, value in one.live.items() if name != POWER_LIMIT})
-            for one in configurations
-        )
-        keys = zip(launch_of, others, strict=True)
-        self._curve = np.array([numbers.setdefault(key, len(numbers)) for key in keys])
+        others = (_without(POWER_LIMIT, each.live) for each in configurations)
+        self._curve = _numbered(zip(launch_of, others, strict=True))
 
     def chances(self, measured: Sequence[Observation]) -> np.ndarray:
         """Return the probability that each candidate differs from the measured ones, (n,)."""
-        chances, agreeing = np.ones(len(self._limits_W)), 0
+        chances, agreeing = np.ones(len(self._most_W)), 0
         last = np.zeros(len(chances), dtype=bool)
         windows: dict[int, list[Observation]] = {}
         for one in measured:
-            if math.isfinite(self._limits_W[one.candidate]) and not one.power_capped:
+            if math.isfinite(self._most_W[one.candidate]) and not one.power_capped:
                 windows.setdefault(int(self._curve[one.candidate]), []).append(one)
         for curve, several in windows.items():
-            free = max(several, key=lambda one: self._limits_W[one.candidate])
-            configuration = self._configurations[free.candidate]
-            # Power of the whole job, perhaps with its hosts: what a device draws is this at most.
+            free = max(several, key=lambda one: self._most_W[one.candidate])
+            # Power of the whole job, perhaps with its hosts: what the devices draw is this at most.
             error = ERRORS * (POWER_NOISE if math.isnan(free.power_rse) else free.power_rse)
-            least_W = SLACK * (1 + error) * free.power_W / configuration.world_size
-            slack = (self._curve == curve) & (self._limits_W > least_W)
-            slack &= self._limits_W < self._limits_W[free.candidate]
+            slack = (self._curve == curve) & (self._most_W > SLACK * (1 + error) * free.power_W)
+            slack &= self._most_W < self._most_W[free.candidate]
             for one in several:
                 differ = _differ(one, free) if slack[one.candidate] else None
                 if differ:  # limits far above the mean power bind, and none is left for last
@@ -170,9 +162,14 @@ def _differ(one: Observation, other: Observation) -> bool | None:
     return False if beyond.min() < AGREE else None
 
 
-def _limit_W(configuration: Configuration) -> float:
-    limit = configuration.live.get(POWER_LIMIT)
-    return float(limit) if isinstance(limit, int | float) else np.nan
+def _without(knob: str, settings: Settings) -> Settings:
+    return Settings({name: value for name, value in settings.items() if name != knob})
+
+
+def _numbered(keys: Iterable[Hashable]) -> np.ndarray:
+    # Equal keys have the same number.
+    numbers: dict[Hashable, int] = {}
+    return np.array([numbers.setdefault(key, len(numbers)) for key in keys])
 
 
 class LargerBatches:
@@ -183,12 +180,7 @@ class LargerBatches:
 
     def __init__(self, launches: Sequence[Settings]) -> None:
         self._sizes = np.array([Configuration(each).micro_batch for each in launches])
-        numbers: dict[Settings, int] = {}
-        others = (
-            Settings({name: value for name, value in each.items() if name != "micro_batch"})
-            for each in launches
-        )
-        self._like = np.array([numbers.setdefault(each, len(numbers)) for each in others])
+        self._like = _numbered(_without("micro_batch", each) for each in launches)
 
     def chances(self, observations: Observations) -> np.ndarray:
         """Return the probability that each launch fits, by the smaller ones."""
