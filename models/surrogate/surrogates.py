@@ -164,11 +164,6 @@ class Surrogates:
         self._outputs = (self._time, self._power)
         self._y = np.empty((0, 2))
 
-    @property
-    def mean_in_use(self) -> tuple[int | None, int | None]:
-        """Index of the prior that is the mean of time and of power; None for none."""
-        return self._time.mean_in_use, self._power.mean_in_use
-
     def fit(
         self,
         configurations: Sequence[Configuration],
