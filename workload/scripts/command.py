@@ -308,7 +308,9 @@ class Script:
             words = self._kept[0]
             modules = [after for word, after in pairwise(words) if word == "-m"]
             files = [word for word in words if word.endswith(".py")]
-            return Path((files or modules or words or ["command"])[0]).stem
+            if modules and not files:  # the dots of its name are no suffix
+                return modules[0]
+            return Path((files or words or ["command"])[0]).stem
         return self.words[1] if self.words[0] == "-m" else Path(self.words[0]).stem
 
     @property

@@ -117,6 +117,19 @@ def test_a_command_that_names_a_rank_is_not_started_as_it_stands(folder: Path) -
     assert not Script("python train.py --bs {micro_batch}", cwd=folder).observable
 
 
+@pytest.mark.parametrize(
+    ("command", "name"),
+    [
+        ("python -m scripts.base_train --depth 4", "scripts.base_train"),
+        ("torchrun --nproc-per-node 2 -m pkg.train", "pkg.train"),
+        ("python tools/train.v2.py", "train.v2"),
+        ("python -m torch.distributed.run train.py", "train"),
+    ],
+)
+def test_a_command_is_named_for_its_module_or_file(command: str, name: str) -> None:
+    assert Script(command).name == name
+
+
 def test_a_secret_that_the_command_sets_for_its_ranks_is_kept_by_name(folder: Path) -> None:
     variables = {"HF_TOKEN": "hf_abcdefghijklmnopqrst", "NCCL_DEBUG": "INFO"}
     script = Script("python train.py", cwd=folder).observed(
