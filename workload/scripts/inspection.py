@@ -115,10 +115,11 @@ def require_steps(script: Script, record: ProbeRecord, folder: Path) -> None:
     if record.failure is None:
         return
     log = folder / "probes" / record.request.probe_id / "rank0.log"
-    raise InputError(
-        f"the script {script.name!r} failed {_when(record)}: {record.failure.sentence}"
-        f"{_last_words(record.failure)}; its log is {log}"
-    )
+    if record.failure.kind == "ended":
+        what = f"{script.name!r} was started once, and {record.failure.message}"
+    else:
+        what = f"the script {script.name!r} failed {_when(record)}: {record.failure.sentence}"
+    raise InputError(f"{what}{_last_words(record.failure)}; its log is {log}")
 
 
 def announce_cost(record: ProbeRecord, announce: Announce) -> None:

@@ -124,7 +124,7 @@ FULL = "raise OSError(errno.ENOSPC, 'No space left on device')"
         ),
         (
             "print('usage')",
-            "ended too early: the program ended by itself without",
+            "was started once, and the program ended by itself without an optimizer step",
         ),
         (
             "raise PermissionError(13, 'Permission denied', '/data')",
