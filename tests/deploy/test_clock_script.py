@@ -162,7 +162,7 @@ def test_nothing_is_read_back_once_the_script_was_killed(machine: Machine) -> No
     mark, error = machine.state / "mark", machine.state / "error"
     process = subprocess.Popen(
         ["bash", str(machine.script), "bash", "-c", f"touch {mark}; sleep 2"],
-        env={**machine.env, "READ_BACK_S": "1.5"},
+        env={**machine.env, "READ_BACK_S": "20"},  # longer than it takes to kill the script
         stderr=error.open("w"),
         start_new_session=True,
     )
