@@ -6,6 +6,7 @@ that talk over the wrong interface. Here each has a network of its own, joined b
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -17,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAD, OTHER = "10.213.77.1", "10.213.77.2"
@@ -227,9 +230,18 @@ def test_a_users_script_is_probed_across_nodes_until_one_dies(
     command = f"torchrun --nnodes 2 --nproc_per_node 1 --node_rank 0 --master_addr {HEAD} "
     assert answer["command"].startswith(command)
     assert len(answer["nodes"][0]) == 2  # today's configuration, on both
+    wait_until(lambda: not ranks_in(namespaces[0]))
+
+
+def ranks_in(namespace: str) -> list[str]:
+    """Return the command lines of ranks, and of what forks them, in a namespace."""
     named = subprocess.run(
-        ["ip", "netns", "pids", namespaces[0]], capture_output=True, text=True, check=True
+        ["ip", "netns", "pids", namespace], capture_output=True, text=True, check=True
     )
-    left = [Path(f"/proc/{pid}/cmdline") for pid in named.stdout.split()]
-    words = [path.read_bytes().replace(b"\0", b" ").decode() for path in left if path.exists()]
-    assert not [line for line in words if "plain_deepspeed" in line or "fork_server" in line]
+    found = []
+    for pid in named.stdout.split():
+        with contextlib.suppress(OSError):
+            words = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+            if "plain_deepspeed" in words or "fork_server" in words:
+                found.append(words)
+    return found

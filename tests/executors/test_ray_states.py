@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import json
+import math
 import signal
 import socket
 import subprocess
@@ -160,7 +161,6 @@ def test_auto_means_the_cluster_of_ray_address(monkeypatch: pytest.MonkeyPatch) 
 def test_a_head_that_is_silent_for_too_long_ends_the_search(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ray_head, "GONE_S", 0.2)
     responds = True
 
     def query(address: str, timeout_s: float) -> None:
@@ -179,7 +179,7 @@ def test_a_head_that_is_silent_for_too_long_ends_the_search(
     leases.give_back()
     assert returned == ["one"]
     responds = False
-    time.sleep(0.3)
+    monkeypatch.setattr(ray_head, "GONE_S", 0.0)
     with pytest.raises(InputError, match="every finished probe is kept, and the same command"):
         head.responds()
 
@@ -299,28 +299,50 @@ def test_what_ends_a_search_is_one_sentence_and_it_keeps_what_it_has(
 # ---- nodes that are late
 
 
+class Clock:
+    """The module `time` to those who wait; a wait takes no time but this."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
 class Ray:
-    """Ray with nodes of eight GPUs; what their agents are asked is answered as `replies` says."""
+    """Ray with nodes of eight GPUs; what their agents are asked is answered as `replies` says.
+
+    With `later`, a moment and its replies, these come at that moment.
+    """
 
     exceptions = SimpleNamespace(RayError=RuntimeError)
 
-    def __init__(self, *names: str) -> None:
+    def __init__(self, clock: Clock, *names: str) -> None:
         self.names, self.killed, self.replies = names, list[Any](), dict[str, Any]()
+        self.later: tuple[float, dict[str, Any]] = math.inf, {}
+        self._clock = clock
 
     def nodes(self) -> list[dict[str, Any]]:
         one = {"Alive": True, "NodeManagerAddress": "10.0.0.1", "Resources": {"GPU": 8.0}}
         return [{**one, "NodeID": name, "NodeManagerHostname": name} for name in self.names]
 
     def wait(self, calls: list[str], num_returns: int, timeout: float) -> Any:
-        until_s = time.monotonic() + timeout
+        until_s = self._clock.now_s + timeout
         while True:
-            ready = [each for each in calls if each in self.replies]
-            if len(ready) >= num_returns or time.monotonic() >= until_s:
+            ready = [each for each in calls if each in self._replies()]
+            if len(ready) >= num_returns or self._clock.now_s >= until_s:
                 return ready, [each for each in calls if each not in ready]
-            time.sleep(0.005)
+            self._clock.now_s = min(until_s, self._clock.now_s + 0.25)
 
     def get(self, call: str) -> Any:
-        return self.replies[call]
+        return self._replies()[call]
+
+    def _replies(self) -> dict[str, Any]:
+        at_s, replies = self.later
+        return replies if self._clock.now_s >= at_s else self.replies
 
     def kill(self, agent: Any) -> None:
         self.killed.append(agent.name)
@@ -346,14 +368,13 @@ def pool(ray: Any, said: list[str]) -> NodePool:
 
 
 @pytest.fixture
-def times(monkeypatch: pytest.MonkeyPatch) -> None:
-    first = {"_LATEST_S": 1.0, "_NOTICE_S": 0.2, "_GRACE_S": 0.3, "_WAIT_S": 0.1, "_BUSY_S": 3.0}
-    later = {"_BUSY_RETRY_S": 0.2, "_PREPARED_S": 0.3, "_FIRST_PREPARED_S": 0.6}
-    for name, value_s in {**first, "_RETRY_S": 0.1}.items():
-        monkeypatch.setattr(ray_first_nodes, name, value_s)
-    for name, value_s in later.items():
-        monkeypatch.setattr(ray_nodes, name, value_s)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    """Time of those who wait for nodes, which the test does not take."""
+    made = Clock()
+    monkeypatch.setattr(ray_first_nodes, "time", made)
+    monkeypatch.setattr(ray_nodes, "time", made)
     monkeypatch.setattr(ray_nodes, "place_agent", lambda node, *_, **__: agent_on(node))
+    return made
 
 
 def entered(busy: tuple[str, ...] = ()) -> NodeStatus:
@@ -361,27 +382,25 @@ def entered(busy: tuple[str, ...] = ()) -> NodeStatus:
     return NodeStatus(facts, busy, METER)
 
 
-@pytest.mark.usefixtures("times")
-def test_nodes_that_do_not_answer_are_not_said_to_lack_devices() -> None:
+def test_nodes_that_do_not_answer_are_not_said_to_lack_devices(clock: Clock) -> None:
     """cluster_5: a firewall, or a file system that is slow at the first start."""
     said: list[str] = []
-    late = pool(Ray("n1", "n2"), said)
+    late = pool(Ray(clock, "n1", "n2"), said)
     late.refresh()
-    with pytest.raises(InputError, match=r"2 nodes have the devices, and none answered within 1 s"):
+    with pytest.raises(InputError, match="2 nodes have the devices, and none answered within 300"):
         admit_first(late, late._announce)
     (sentence,) = said
-    assert "ports between the nodes are closed; waiting up to 1 s" in sentence
+    assert "ports between the nodes are closed; waiting up to 300 s" in sentence
+    assert clock.now_s == 300
 
 
-@pytest.mark.usefixtures("times")
-def test_a_study_starts_soon_after_the_first_node_and_takes_the_others_later() -> None:
-    ray = Ray("n1", "n2")
+def test_a_study_starts_soon_after_the_first_node_and_takes_the_others_later(clock: Clock) -> None:
+    ray = Ray(clock, "n1", "n2")
     late = pool(ray, [])
     ray.replies["n1"] = entered()
     late.refresh()
-    begin_s = time.monotonic()
     admit_first(late, late._announce)
-    assert 0.25 < time.monotonic() - begin_s < 0.9
+    assert clock.now_s == 30
     assert late.names == ("n1",)
     assert late.node_ids == {"n1", "n2"}  # a probe of two nodes waits for it
     ray.replies["n2"] = entered()
@@ -389,36 +408,32 @@ def test_a_study_starts_soon_after_the_first_node_and_takes_the_others_later() -
     assert late.names == ("n1", "n2")
 
 
-@pytest.mark.usefixtures("times")
-def test_a_study_waits_for_nodes_on_which_others_measure() -> None:
-    ray, said = Ray("n1"), list[str]()
+def test_a_study_waits_for_nodes_on_which_others_measure(clock: Clock) -> None:
+    ray, said = Ray(clock, "n1"), list[str]()
     ray.replies["n1"] = entered(busy=("GPU 0 is used by process 7",))
+    ray.later = 500.0, {"n1": entered()}
     waiting = pool(ray, said)
     waiting.refresh()
-    threading.Timer(0.5, lambda: ray.replies.update(n1=entered())).start()
     admit_first(waiting, waiting._announce)
     assert waiting.names == ("n1",)
     assert said[-1].startswith("waiting up to")
-    ray.replies["n1"] = entered(busy=("GPU 0 is used by process 7",))
+    assert 500 <= clock.now_s < 600
+    ray.later = math.inf, {}
     never = pool(ray, said)
     never.refresh()
     with pytest.raises(InputError, match="GPU 0 is used by process 7"):
         admit_first(never, never._announce)
 
 
-@pytest.mark.usefixtures("times")
-def test_a_cluster_without_the_devices_is_told_at_once() -> None:
+def test_a_cluster_without_the_devices_is_told_at_once(clock: Clock) -> None:
     with pytest.raises(InputError, match="no node of the Ray cluster has 8 GPUs"):
-        admit_first(pool(Ray(), []), print)
+        admit_first(pool(Ray(clock), []), print)
+    assert clock.now_s == 0
 
 
-@pytest.mark.usefixtures("times")
-def test_a_node_whose_imports_stall_is_set_aside_and_asked_again(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_node_whose_imports_stall_is_set_aside_and_asked_again(clock: Clock) -> None:
     """cluster_6: the search waited for it without a limit."""
-    monkeypatch.setattr(ray_nodes, "_GONE_RETRY_S", 0.0)
-    ray, said = Ray("hangs", "n2"), list[str]()
+    ray, said = Ray(clock, "hangs", "n2"), list[str]()
     stalled = pool(ray, said)
     ray.replies["hangs"] = ray.replies["n2"] = entered()
     stalled.refresh()
@@ -428,26 +443,25 @@ def test_a_node_whose_imports_stall_is_set_aside_and_asked_again(
     assert stalled.names == ("n2",)
     assert ray.killed == ["hangs"]
     assert said == [
-        "node hangs is set aside: its imports take longer than 0 s; a file system that stalls is "
+        "node hangs is set aside: its imports take longer than 300 s; a file system that stalls is "
         "the usual cause"
     ]
+    clock.sleep(120)
     stalled.refresh()  # with a new agent
     ray.replies["hangs"] = entered()
     stalled.admit(0.1)
     assert stalled.names == ("n2", "hangs")
 
 
-@pytest.mark.usefixtures("times")
-def test_where_all_imports_are_slow_the_first_is_waited_for() -> None:
-    ray = Ray("n1", "n2")
+def test_where_all_imports_are_slow_the_first_is_waited_for(clock: Clock) -> None:
+    ray = Ray(clock, "n1", "n2")
     slow = pool(ray, [])
     ray.replies["n1"] = ray.replies["n2"] = entered()
     slow.refresh()
     admit_first(slow, slow._announce)
-    ray.replies = {}
-    threading.Timer(0.5, lambda: ray.replies.update(n1="")).start()
+    ray.replies, ray.later = {}, (clock.now_s + 1000, {"n1": ""})
     slow.prepare()
     assert slow.names == ("n1",)
-    ray.replies = {}
+    ray.later = math.inf, {}
     with pytest.raises(InputError, match="imports take longer"):
         slow.prepare()

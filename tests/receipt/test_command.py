@@ -409,7 +409,7 @@ def test_ctrl_c_reaches_the_command_once(user: UserFolder) -> None:
 
 
 def test_ctrl_c_ends_a_loop_of_a_shell(user: UserFolder) -> None:
-    one = " ".join(user.command("sh", "-c", "'echo x >ready; sleep 20'"))
+    one = " ".join(user.command("sh", "-c", "'echo x >ready; exec sleep 20'"))
     line = f"for n in 1 2 3; do {one}; done; echo went on"
     code, output = on_terminal(["bash", "-c", line], user, b"\x03", after=user.path / "ready")
     assert code in (-signal.SIGINT, 130)
