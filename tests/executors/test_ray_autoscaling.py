@@ -63,7 +63,7 @@ def demand_of(
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Time of those who wait for nodes, which the test does not take."""
-    made = Clock()
+    made = Clock(0.0)
     monkeypatch.setattr(ray_autoscaling, "time", made)
     monkeypatch.setattr(ray_head, "time", made)
     return made

@@ -33,6 +33,7 @@ from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import load_job
+from tuner.testing.fake_clock import FakeClock
 from tuner.testing.studies import METER
 from tuner.workload.node.agent import NodeStatus
 from tuner.workload.node.facts import NodeFacts
@@ -299,17 +300,11 @@ def test_what_ends_a_search_is_one_sentence_and_it_keeps_what_it_has(
 # ---- nodes that are late
 
 
-class Clock:
+class Clock(FakeClock):
     """The module `time` to those who wait; a wait takes no time but this."""
 
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def monotonic(self) -> float:
-        return self.now_s
-
-    def sleep(self, seconds: float) -> None:
-        self.now_s += seconds
+    monotonic = FakeClock.__call__
+    sleep = FakeClock.advance
 
 
 class Ray:
@@ -370,7 +365,7 @@ def pool(ray: Any, said: list[str]) -> NodePool:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Time of those who wait for nodes, which the test does not take."""
-    made = Clock()
+    made = Clock(0.0)
     monkeypatch.setattr(ray_first_nodes, "time", made)
     monkeypatch.setattr(ray_nodes, "time", made)
     monkeypatch.setattr(ray_nodes, "place_agent", lambda node, *_, **__: agent_on(node))

@@ -6,12 +6,13 @@ import os
 import subprocess
 from pathlib import Path
 
+from tests.waiting import wait_until
 from tuner.workload.node.command_processes import below
 
-#: Starts itself anew so many times in the same process, then waits.
+#: Starts itself anew in the same process until a file exists, then waits.
 CHAIN = """#!/bin/bash
-(( $1 )) || exec sleep 60
-exec "$0" $(( $1 - 1 ))
+[[ -e $1 ]] && exec sleep 60
+exec "$0" "$1"
 """
 
 
@@ -19,14 +20,18 @@ def test_a_process_is_seen_while_it_starts_another_program(tmp_path: Path) -> No
     chain = tmp_path / "chain.sh"
     chain.write_text(CHAIN)
     chain.chmod(0o755)
-    process = subprocess.Popen([chain, "300"])
+    enough = tmp_path / "enough"
+    process = subprocess.Popen([chain, enough])
+
+    def words() -> tuple[str, ...]:
+        (found,) = (each for each in below(os.getpid()) if each.pid == process.pid)
+        return found.words
+
     try:
-        looks, words = 0, tuple[str, ...]()
-        while words != ("sleep", "60"):
-            found = [each for each in below(os.getpid()) if each.pid == process.pid]
-            assert found, f"not seen at look {looks}"
-            looks, words = looks + 1, found[0].words
-        assert looks > 100
+        for _ in range(300):
+            words()
+        enough.touch()
+        wait_until(lambda: words() == ("sleep", "60"))
     finally:
         process.kill()
         process.wait()

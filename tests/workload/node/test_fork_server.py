@@ -7,13 +7,13 @@ twin's libcuda at import, as releases of DeepSpeed and triton have done.
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
 import pytest
 
+from tests.waiting import wait_until
 from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.node.rank_server import RankServer, RankSpec, control_socket
 
@@ -91,9 +91,7 @@ def output_of_rank(server: RankServer, folder: Path, text: str, *, fresh: bool =
     spec = RankSpec((str(program),), env, str(log), str(folder), address, fresh=fresh)
     try:
         server.spawn([spec], listener)
-        until_s = time.monotonic() + 20
-        while not server.exits(0.05):
-            assert time.monotonic() < until_s
+        wait_until(lambda: server.exits(0.05))
     finally:
         remove()
     return log.read_text()

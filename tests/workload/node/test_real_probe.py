@@ -19,11 +19,12 @@ from tests.waiting import is_running, wait_until
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InvalidConfiguration
 from tuner.search_spaces.job import load_job
+from tuner.workload.node import probe_run
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.rank_group import ServerError
 from tuner.workload.node.runner import LocalRunner
 from tuner.workload.records.probe import ProbeRecord, ProbeRequest, WindowPolicy
-from tuner.workload.records.trace import PHASE_NAME, read_phase
+from tuner.workload.records.trace import PHASE_NAME, read_phase, write_phase
 
 pytestmark = [pytest.mark.real, pytest.mark.usefixtures("one_fork_server")]
 
@@ -46,21 +47,20 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRunner]:
 
 
 @pytest.mark.slow
-def test_a_running_probe_tells_its_phases(runner: LocalRunner) -> None:
-    folder, ended, seen = runner.node.run_dir, threading.Event(), [""]
+def test_a_running_probe_tells_its_phases(
+    runner: LocalRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, seen = runner.node.run_dir, [""]
 
-    def watch() -> None:
-        while not ended.wait(0.01):
-            if (phase := read_phase(folder, "phases")) != seen[-1]:
-                seen.append(phase)
+    def write_and_read(run_dir: Path, probe_id: str, phase: str) -> None:
+        write_phase(run_dir, probe_id, phase)
+        if (told := read_phase(folder, "phases")) != seen[-1]:
+            seen.append(told)
 
-    watching = threading.Thread(target=watch)
-    watching.start()
+    monkeypatch.setattr(probe_run, "write_phase", write_and_read)
     launch = Settings(data_parallel=1, micro_batch=4)
     asked = (Settings(),) * 2
     record = runner.run(ProbeRequest("phases", launch, live=asked, window=QUICK))
-    ended.set()
-    watching.join()
     assert [m.live for m in record.measurements] == list(asked)
     assert record.measurements[1].started_s > record.measurements[0].started_s
     steps = ["launching", "warming up", "measuring 1 of 2", "measuring 2 of 2", "ending"]

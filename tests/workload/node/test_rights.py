@@ -7,7 +7,6 @@ import signal
 import socket
 import sys
 import textwrap
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -112,7 +111,7 @@ def test_no_signal_goes_to_the_group_of_a_rank_that_was_reaped(
     signalled: list[int] = []
     group = launch("pass")
     (pid,) = group.pids
-    while (event := group.next_event(20.0)) is not None and event.kind != "exit":
+    while (event := group.next_event(120.0)) is not None and event.kind != "exit":
         pass
     assert event is not None
     monkeypatch.setattr(os, "kill", lambda pid, number: signalled.append(pid))
@@ -140,7 +139,7 @@ def test_a_fork_server_that_closes_signals_only_what_lives_below_it(
     server.close()  # it starts again with what its environment adds
     server._env["PYTHONPATH"] = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     ended = launch("pass")
-    while (event := ended.next_event(20.0)) is not None and event.kind != "exit":
+    while (event := ended.next_event(120.0)) is not None and event.kind != "exit":
         pass
     running = launch(CHILDREN)
     pids = [int(word) for word in wait_for(tmp_path / "pids").split()]
@@ -160,7 +159,6 @@ def test_whatever_ranks_started_ends_with_them(
 ) -> None:
     group = launch(CHILDREN)
     rank, plain, apart = (int(word) for word in wait_for(tmp_path / "pids").split())
-    began_s = time.monotonic()
     try:
         if how == "kill":
             group.kill()
@@ -172,7 +170,6 @@ def test_whatever_ranks_started_ends_with_them(
             os.kill(server._process.pid, signal.SIGKILL)
             group.kill()
         wait_for_end([rank, plain] if how == "server killed" else [rank, plain, apart])
-        assert time.monotonic() - began_s < 3.0
     finally:
         if is_running(apart):  # a killed fork server is no parent to it any more
             os.kill(apart, signal.SIGKILL)
@@ -296,7 +293,7 @@ def test_a_reserved_port_goes_to_rank_0_and_to_no_other_socket_by_chance() -> No
         rank.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         rank.bind(("127.0.0.1", port))
         rank.listen()
-        with socket.create_connection(("127.0.0.1", port), timeout=5.0):
+        with socket.create_connection(("127.0.0.1", port), timeout=60.0):
             pass
 
 

@@ -7,7 +7,7 @@ SIGKILL, SIGTERM or SIGINT to the whole process group (with the driver that star
 SIGKILL to the agent alone while a child holds its pipe, by an exception, by `_exit`. On a GPU node
 where only root may set clocks, agents ask the guard of root, as a unit starts it. In other cases
 a setter fails half-way, a restore fails at first, or the guard is killed. Afterwards every device
-must have its earlier settings within ten seconds. Target: none left wrong.
+must have its earlier settings within half a minute. Target: none left wrong.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ FAULTS = (
     "guard_killed",
     "clean",
 )
-LIMIT_S = 10.0
+LIMIT_S = 30.0
 ROOT = Path(__file__).resolve().parents[4]
 
 #: What an agent sets, and how its devices are made to fail: GPUs of a twin node, ...
@@ -112,7 +112,7 @@ def some():
     return Settings(live)
 governor.apply(some())
 if fault == "kill_agent_leaky" and os.fork() == 0:
-    time.sleep(30)
+    time.sleep(120)
     os._exit(0)
 print(guard_pid(), flush=True)
 count = draw.randrange(1, 12)

@@ -20,7 +20,7 @@ from tuner.testing.twin import TwinGpu, TwinNode
 GPU = "GPU-twin"
 BEFORE = (None, None, 350.0)
 #: The longest that the guard may take to restore, seconds.
-RESTORE_S = 5.0
+RESTORE_S = 20.0
 
 
 def foreign_node(folder: Path, name: str) -> TwinNode:
@@ -47,7 +47,7 @@ class Caller:
 
     def __init__(self, own: socket.socket) -> None:
         self.socket = own
-        self.socket.settimeout(20.0)
+        self.socket.settimeout(60.0)
 
     @classmethod
     def of(cls, path: Path) -> Caller:

@@ -15,6 +15,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
+from tests.waiting import is_running, wait_until
 from tests.workload.node.clocks.governor_faults import unit
 from tests.workload.node.clocks.guard_caller import BEFORE, GPU, Caller, left_wrong, stands, started
 from tuner.search_spaces.configuration import Settings
@@ -170,7 +171,7 @@ class TestTheGuardOfRoot:
             assert first.set("PowerManagementLimit", 200_000) == ""
             for pid in guards_of(os.getpid()):  # both are this process's
                 if f"{foreign.path}.gpu0" in open_files(pid):
-                    os.kill(pid, signal.SIGKILL)
+                    kill(pid)
             assert first.answer() == {}
             assert second.set("PowerManagementLimit", 250_000) == ""
             second.socket.close()
@@ -183,7 +184,7 @@ class TestTheGuardOfRoot:
             first = Caller.of(path)
             assert first.set("PowerManagementLimit", 200_000) == ""
             (pid,) = guards_of(os.getpid())
-            os.kill(pid, signal.SIGKILL)
+            kill(pid)
             assert first.answer() == {}
             foreign.set(0, limit_W=300.0)
             second = Caller.of(path)
@@ -271,6 +272,12 @@ def drop_resource_privilege() -> None:
     import ctypes
 
     ctypes.CDLL(None).prctl(24, 24, 0, 0, 0)
+
+
+def kill(pid: int) -> None:
+    """Kill a process; its socket may be closed before its lock, so wait until both are."""
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not is_running(pid))
 
 
 def open_files(pid: int) -> list[str]:

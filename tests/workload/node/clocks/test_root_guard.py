@@ -63,7 +63,7 @@ class Asker:
 
     def __init__(self, path: Path) -> None:
         self.socket = socket.socket(socket.AF_UNIX)
-        self.socket.settimeout(30.0)
+        self.socket.settimeout(60.0)
         self.socket.connect(str(path))
         self.file = self.socket.makefile("rb")
 
@@ -257,17 +257,22 @@ class TestAsRoot:
             os._exit(code)
 
     def test_a_killed_user_leaves_no_clock_wrong(self, node: TwinNode, listens: Path) -> None:
+        stays, end = os.pipe()
+
         def sets_and_dies(asker: Asker) -> None:
             assert asker.set("GpuLockedClocks", 900, 900) == ""
             assert asker.set("PowerManagementLimit", 200_000) == ""
             if os.fork() == 0:  # a child keeps the socket open
-                time.sleep(20)
+                os.close(end)
+                os.read(stays, 1)
                 os._exit(0)
             os.kill(os.getpid(), 9)
 
         pid = self.as_user(65534, listens, sets_and_dies)
         assert os.waitpid(pid, 0)[1] == 9
         wait_until(lambda: stands(node) == BEFORE)
+        os.close(end)
+        os.close(stays)
         assert ("nvmlDeviceSetGpuLockedClocks", 0, (900, 900)) in node.log
 
     def test_another_user_gets_nothing(self, node: TwinNode, listens: Path) -> None:
@@ -308,15 +313,15 @@ class TestAsRoot:
                 return pid
             os.setresuid(FOREIGN, FOREIGN, FOREIGN)
             with socket.socket(socket.AF_UNIX) as listener:
-                listener.bind(str(path))
+                listener.bind(f"{path}-new")
                 listener.listen()
-                time.sleep(30)
+                os.rename(f"{path}-new", path)
+                time.sleep(120)
             os._exit(0)
 
         pid = listen(path)
         try:
             wait_until(path.exists)
-            time.sleep(0.1)
             assert f"UID {FOREIGN} listens" in RootGuardNvml(pynvml, str(path)).why_not()
             governor = NvmlGovernor(environ={"ZEUSD_SOCK_PATH": str(path)}, guarded=False)
             assert f"UID {FOREIGN} listens" in governor.why_not

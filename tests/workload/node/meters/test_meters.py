@@ -14,6 +14,7 @@ from typing import Any
 import pynvml
 import pytest
 
+from tests.waiting import wait_until
 from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.errors import InputError, InvalidValue
 from tuner.testing.fake_clock import FakeClock
@@ -265,10 +266,8 @@ class TestContract:
         for _ in range(30):
             rig.advance(0.11)
             rig.meter.read()
-        taken = threading.Event()
-        taken.wait(0.02)
-        samples = timeline.stop()
-        assert samples
+        wait_until(lambda: timeline.samples or timeline.errors)
+        timeline.stop()
         assert not timeline.errors
 
 

@@ -89,6 +89,11 @@ def raising(self: Any) -> Any:
     raise ValueError("no\nroute to the unit")
 
 
+def limit_s(said: str) -> float:
+    """Return the limit on a call that is to exceed it, or one that a busy machine keeps."""
+    return 0.2 if "within 0.2 s" in said else 60.0
+
+
 @pytest.mark.parametrize(
     ("read", "said"),
     [
@@ -108,7 +113,7 @@ def test_a_wrong_answer_is_an_error_that_names_the_class(
     read: Callable[..., Any], said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Pdu, "read", read)
-    meter = CheckedMeter(NAME, Pdu, limit_s=0.2)
+    meter = CheckedMeter(NAME, Pdu, limit_s=limit_s(said))
     with pytest.raises(MeterError) as caught:  # noqa: PT012
         meter.read()
         time.sleep(0.01)
@@ -135,7 +140,7 @@ def test_a_meter_that_does_not_follow_the_protocol_does_not_open(
 ) -> None:
     monkeypatch.setattr(Pdu, part, value)
     with pytest.raises(MeterError, match=said):
-        CheckedMeter(NAME, Pdu, limit_s=0.2)
+        CheckedMeter(NAME, Pdu, limit_s=limit_s(said))
 
 
 @pytest.mark.parametrize(
