@@ -146,11 +146,24 @@ def _when(record: ProbeRecord) -> str:
     return f"after {steps} optimizer step{'s' * (steps != 1)}"
 
 
+#: What launchers write of a rank that ended: torchrun, accelerate, deepspeed, srun and make.
+_OF_LAUNCHER = re.compile(
+    r"^(?:.*torch[./]distributed[./](?:elastic|run|launcher)|.*CalledProcessError|"
+    r"\[.*launch\.py:\d+:|srun: error: |make(?:\[\d+\])?: \*\*\* )",
+    re.M,
+)
+
+
 def _last_words(failure: Failure) -> str:
-    lines = [line.strip() for line in failure.log_tail.splitlines()]
+    """Return the program's own last line; "" if the failure names its error, or tells the line."""
+    if re.search(r"\w(Error|Exception): ", failure.message):
+        return ""
+    own, *launchers = _OF_LAUNCHER.split(failure.log_tail, maxsplit=1)
+    if launchers:  # a traceback of the launcher has begun above its first words
+        own = own.partition("Traceback (most recent call last):")[0]
+    lines = [line.strip() for line in own.splitlines()]
     last = next((line for line in reversed(lines) if re.search(r"\w", line)), "")
-    shown = not last or last in failure.message or failure.message in last
-    return "" if shown else f': "{last[:200]}"'
+    return f': "{last[:200]}"' if last and last not in failure.message else ""
 
 
 def blank_job(script: Script, cluster: Cluster, nodes: int = 1) -> ScriptJob:

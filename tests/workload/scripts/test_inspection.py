@@ -1,0 +1,59 @@
+"""What a user is told of a command that was started once and did not train."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tuner.search_spaces.errors import InputError
+from tuner.testing.results import failed
+from tuner.workload.scripts.command import Script
+from tuner.workload.scripts.inspection import require_steps
+
+TORCHRUN = """E1128 13:21:32 21862 torch/distributed/elastic/multiprocessing/api.py:1002] failed
+Traceback (most recent call last):
+  File "bin/torchrun", line 8, in <module>
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError:
+train.py FAILED
+  traceback : To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html
+"""
+ACCELERATE = """Traceback (most recent call last):
+  File "accelerate/commands/launch.py", line 1281, in launch_command
+    simple_launcher(args)
+    raise subprocess.CalledProcessError(returncode=process.returncode, cmd=cmd)
+subprocess.CalledProcessError: Command '['python', 'train.py']' returned non-zero exit status 1.
+"""
+DEEPSPEED = """[2026-11-28 13:21:32,728] [INFO] [launch.py:325:sigkill_handler] Killing subprocess 7
+[2026-11-28 13:21:32,729] [ERROR] [launch.py:331:sigkill_handler] exits with return code = 1
+"""
+SRUN = "srun: error: node1: task 0: Exited with exit code 1\n"
+MAKE = "make: *** [Makefile:2: train] Error 1\n"
+
+
+def sentence(kind: str, message: str, tail: str) -> str:
+    with pytest.raises(InputError) as refused:
+        require_steps(
+            Script("torchrun train.py"), failed("inspection", kind, message, tail), Path()
+        )
+    return str(refused.value).partition("; its log is")[0]
+
+
+@pytest.mark.parametrize("launcher", ["", TORCHRUN, ACCELERATE, DEEPSPEED, SRUN, MAKE, SRUN + MAKE])
+def test_the_last_words_are_the_programs_and_not_its_launchers(launcher: str) -> None:
+    said = sentence("crash", "rank 0 ended with exit code 1", f"loading\nno data: /d\n{launcher}")
+    assert said.endswith('crash: rank 0 ended with exit code 1: "no data: /d"')
+    assert sentence("crash", "rank 0 ended with exit code 1", launcher).endswith("exit code 1")
+
+
+def test_an_error_that_is_named_needs_no_last_words() -> None:
+    said = sentence("crash", "KeyError: 'lost'", f"KeyError: 'lost'\n{TORCHRUN}")
+    assert said.endswith("before its first optimizer step: crash: KeyError: 'lost'")
+
+
+def test_a_program_that_ended_by_itself_is_told_so_once() -> None:
+    said = sentence("ended", "the program ended by itself without an optimizer step", "no GPU\n")
+    assert said == (
+        "'train' was started once, and the program ended by itself without an optimizer step: "
+        '"no GPU"'
+    )
