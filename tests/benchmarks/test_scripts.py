@@ -173,7 +173,7 @@ def test_a_program_alone_is_timed_to_its_first_step_and_by_its_first_optimizer(
     assert seen.first_step_s is not None
     assert seen.first_step_s > 0.1
     assert seen.step_s is not None
-    assert 0.05 <= seen.step_s < 0.3
+    assert 0.05 <= seen.step_s < 5.0
 
 
 def test_a_program_alone_that_dies_leaves_its_last_words(tmp_path: Path) -> None:

@@ -142,7 +142,7 @@ def test_second_day_9_the_guard_turns_persistence_mode_off_again(machine: Machin
     wait_until(mark.exists)
     assert machine.gpu(0)["pm"] == "Enabled"
     os.killpg(process.pid, signal.SIGKILL)
-    process.wait(timeout=30)
+    process.wait(timeout=60)
     wait_until(lambda: machine.gpu(0) == EARLIER | {"pm": "Disabled"})
 
 
@@ -168,7 +168,7 @@ def test_nothing_is_read_back_once_the_script_was_killed(machine: Machine) -> No
     )
     wait_until(mark.exists)
     process.kill()
-    process.wait(timeout=30)
+    process.wait(timeout=60)
     wait_until(lambda: machine.gpu(0) == machine.gpu(1) == EARLIER)
     wait_until(lambda: not _left(machine.script))
     assert error.read_text() == ""
@@ -213,7 +213,7 @@ def test_a_signal_ends_the_command_and_they_go_back(machine: Machine, how: int) 
     wait_until(mark.exists)
     assert machine.gpu(0)["lgc"] == "1200,1200"
     process.send_signal(how)
-    assert process.wait(timeout=30) == 143
+    assert process.wait(timeout=60) == 143
     assert machine.gpu(0) == machine.gpu(1) == EARLIER
 
 
@@ -222,7 +222,7 @@ def test_a_killed_script_is_put_back_by_its_guard(machine: Machine) -> None:
     process = machine.start("bash", "-c", f"touch {mark}; exec sleep 20")
     wait_until(mark.exists)
     os.killpg(process.pid, signal.SIGKILL)  # the command with it: the guard is in another session
-    process.wait(timeout=30)
+    process.wait(timeout=60)
     wait_until(lambda: machine.gpu(0) == machine.gpu(1) == EARLIER)
 
 
@@ -233,7 +233,7 @@ def test_the_guard_does_not_wait_for_the_command(machine: Machine) -> None:
     try:
         wait_until(lambda: mark.exists() and mark.read_text().strip())
         process.kill()
-        process.wait(timeout=30)
+        process.wait(timeout=60)
         wait_until(lambda: machine.gpu(0) == machine.gpu(1) == EARLIER)
         os.kill(int(mark.read_text()), 0)  # it still runs
     finally:

@@ -258,6 +258,7 @@ def let_in(url: str) -> dict[str, str]:
     return {"Cookie": cookie.partition(";")[0]}
 
 
+@pytest.mark.slow  # seconds of a core, for the imports of a server
 def test_only_the_printed_address_opens_the_dashboard(study: optuna.Study, journal: Path) -> None:
     with dashboard_command(journal) as (base, url):
         port = base.rpartition(":")[2]
@@ -309,7 +310,7 @@ def test_an_idle_connection_keeps_nobody_waiting(study: optuna.Study, journal: P
             idle[0].sendall(b"GET / HT")
             began_s = time.monotonic()
             assert "gpt" in ask(base + "/api/studies", **cookie).text
-            assert time.monotonic() - began_s < 5  # a busy machine takes its time
+            assert time.monotonic() - began_s < dashboard._Requests.timeout  # of each idle one
             for connection in idle:
                 connection.settimeout(60)
                 assert connection.recv(1) == b""  # it is closed after some seconds
@@ -359,7 +360,7 @@ def test_an_interrupt_while_a_page_is_made_ends_the_server(tmp_path: Path) -> No
         assert server.stdout.readline() == "asked\n"
         server.send_signal(signal.SIGINT)
         assert server.stdout.readline() == "ended\n"
-        assert server.wait(timeout=10) == 0
+        assert server.wait(timeout=60) == 0
     finally:
         asking.close()
         server.kill()

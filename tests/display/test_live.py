@@ -232,7 +232,7 @@ def at_terminal(tmp_path: Path, *more: str) -> tuple[str, str]:
         os.close(slave)
         reader.start()
         out, _ = process.communicate(timeout=120)
-    reader.join(timeout=10)
+    reader.join(timeout=60)
     os.close(master)
     assert process.returncode == 0
     return out, b"".join(got).decode(errors="replace")

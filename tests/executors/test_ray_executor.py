@@ -87,7 +87,7 @@ def test_a_launch_is_not_kept_up_for_a_driver_that_says_nothing(
         return study_tools.record()
 
     dialogue = agent._Dialogue(run, study_tools.METER)
-    assert [dialogue.reports.get(timeout=10)[0] for _ in range(2)] == [False, True]
+    assert [dialogue.reports.get(timeout=60)[0] for _ in range(2)] == [False, True]
     assert answered == [()]
 
 
@@ -112,7 +112,7 @@ def test_a_killed_agent_fails_its_probe_and_is_replaced(executor: RayExecutor) -
 
     request = ProbeRequest("dies", LAUNCH, window=QUICK, extendable=True)
     executor.submit(request, killed_meanwhile)
-    record = executor.wait(60.0)
+    record = executor.wait(120.0)
     assert record is not None
     assert record.failure is not None
     assert record.failure.kind == "node"
@@ -130,7 +130,7 @@ def test_an_agent_that_does_not_keep_its_limit_is_stopped(
     monkeypatch.setattr("tuner.executors.ray_executor._GRACE_S", -58.0)
     long = WindowPolicy(min_s=120.0, max_s=120.0)
     executor.submit(ProbeRequest("long", LAUNCH, window=long, time_limit_s=60.0))
-    record = executor.wait(45.0)
+    record = executor.wait(100.0)
     assert record is not None
     assert record.failure is not None
     assert record.failure.kind in ("cancelled", "time_limit")

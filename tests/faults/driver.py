@@ -31,6 +31,7 @@ from tests.faults.harness import (
     sentence,
     small_disk,
 )
+from tests.waiting import wait_until
 from tuner.executors.base import Executor
 from tuner.executors.local import InlineExecutor
 from tuner.problem.run_folder import RunFolder
@@ -299,7 +300,7 @@ def _interrupted(folder: Path, *, times: int, number: signal.Signals = signal.SI
     def strike(request: ProbeRequest) -> None:
         if request.probe_id == f"p{AT:04d}":
             (folder / "probing").touch()
-            time.sleep(30)
+            time.sleep(120)
 
     def first() -> int:
         import tuner.cli.optimize
@@ -310,7 +311,7 @@ def _interrupted(folder: Path, *, times: int, number: signal.Signals = signal.SI
 
             def slow(self: InlineExecutor) -> None:
                 (folder / "closing").touch()
-                time.sleep(30)
+                time.sleep(120)
                 plain(self)
 
             InlineExecutor.close = slow  # type: ignore[method-assign]
@@ -320,12 +321,10 @@ def _interrupted(folder: Path, *, times: int, number: signal.Signals = signal.SI
     out = folder / "first.out"
     pid = fork(first, out)
     for name in ("probing", "closing")[:times]:
-        until = time.monotonic() + 30
-        while not (folder / name).exists() and time.monotonic() < until:
-            time.sleep(0.01)
+        wait_until((folder / name).exists, said=out)
         time.sleep(0.05)
         os.kill(pid, number)
-    child = joined(pid, out, limit_s=20)
+    child = joined(pid, out, limit_s=60)
     resumed = in_child(partial(optimize, folder), folder)
     return verdict(folder, child, resumed, expected=130)
 

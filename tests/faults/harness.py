@@ -275,7 +275,7 @@ def living(mark: str) -> list[int]:
     return found
 
 
-def wait_gone(mark: str, keep: int | None = None, *, limit_s: float = 5.0) -> int:
+def wait_gone(mark: str, keep: int | None = None, *, limit_s: float = 20.0) -> int:
     """Count the marked processes except `keep` that live after `limit_s`, and end them."""
     until = time.monotonic() + limit_s
     left: list[int] = []

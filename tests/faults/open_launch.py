@@ -33,6 +33,7 @@ from tests.faults.harness import (
     wait_gone,
 )
 from tests.faults.probe import keep_server, recorded, server_mark, study
+from tests.waiting import wait_until
 from tuner.study.loop import SearchLoop
 from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.records.trace import read_trace
@@ -124,7 +125,7 @@ def _dies(probe: str) -> None:
 def _interrupted(folder: Path) -> Outcome:
     def waits(probe: str) -> None:
         (folder / "asked").touch()
-        time.sleep(30)
+        time.sleep(120)
 
     def first() -> int:
         _arm(waits)
@@ -132,12 +133,10 @@ def _interrupted(folder: Path) -> Outcome:
 
     out = folder / "first.out"
     pid = fork(first, out)
-    until = time.monotonic() + 30
-    while not (folder / "asked").exists() and time.monotonic() < until:
-        time.sleep(0.01)
+    wait_until((folder / "asked").exists, said=out)
     time.sleep(0.05)
     os.kill(pid, signal.SIGINT)
-    child = joined(pid, out, limit_s=20)
+    child = joined(pid, out, limit_s=60)
     resumed = in_child(partial(_session, folder), folder)
     return _judged(folder, child, resumed, expected=130)
 

@@ -153,7 +153,7 @@ def _struck(strike: Strike, words: str, folder: Path, *, asked: bool = False) ->
         said="; ".join(failures) or "nothing: no probe was lost",
         lost=lost,
         told_twice=twice,
-        processes_left=wait_gone(mark, limit_s=10.0),
+        processes_left=wait_gone(mark),
         wrong=phrases(
             (struck.exists(), f"no probe came to be struck: {child.said[-600:]}"),
             (child.code == 0, f"it ended with {child.code}: {child.said[-600:]}"),

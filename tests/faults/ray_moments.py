@@ -39,7 +39,7 @@ from tuner.workload.records.probe import ProbeRecord, ProbeRequest
 from tuner.workload.records.trace import read_trace
 
 #: Time for a search to begin, seconds, and for its agents to end.
-BEGIN_S, END_S = 120.0, 10.0
+BEGIN_S, END_S = 120.0, 30.0
 _rays: dict[Path, OwnRay] = {}
 
 

@@ -7,6 +7,7 @@ import os
 import shlex
 import socket
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -47,9 +48,9 @@ if __name__ == "__main__":
 
 
 @pytest.fixture
-def port() -> int:
+def port() -> Iterator[int]:
     with reserved_port() as port:
-        return port
+        yield port
 
 
 def opened(folder: Path, line: str) -> tuple[set[str], str]:

@@ -135,7 +135,7 @@ def test_nothing_is_left_of_a_command_whose_observer_is_killed(
     ) as process:
         wait_until((place / "begun").exists)
         process.send_signal(number)
-        process.wait(30)
+        process.wait(120)
     wait_until(lambda: not _running(mark))
 
 

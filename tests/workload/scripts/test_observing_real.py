@@ -15,6 +15,7 @@ import pytest
 from tuner.search_spaces.errors import InputError
 from tuner.workload.node import command_group
 from tuner.workload.node.machine import detect_cluster
+from tuner.workload.node.rank_launch import reserved_port
 from tuner.workload.node.runner import LocalRunner
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.observing import ObservedLaunch, observe_script, observed_job
@@ -122,13 +123,14 @@ def test_a_job_script_may_set_its_own_path(tmp_path: Path, setting: str) -> None
 
 @pytest.mark.slow
 def test_ranks_that_a_script_starts_itself_are_seen(tmp_path: Path) -> None:
-    seen = observe(tmp_path, "python train.py 29671 --batch-size 4", SPAWN)
+    with reserved_port() as port:
+        seen = observe(tmp_path, f"python train.py {port} --batch-size 4", SPAWN)
     observation = seen.script.observation
     assert observation is not None
     assert observation.ranks == 2
     assert "multiprocessing" in observation.why_as_it_stands
     # The words and arguments are those of the program that starts them.
-    assert observation.words == ("train.py", "29671", "--batch-size", "4")
+    assert observation.words == ("train.py", str(port), "--batch-size", "4")
     assert seen.facts["arguments"]["batch_size"]["value"] == 4
 
 
@@ -156,7 +158,7 @@ def test_a_command_that_does_not_train_is_told_at_once(
         observe(tmp_path, command, program)
     assert words in str(error.value)
     assert "\n" not in str(error.value)
-    assert time.monotonic() - began < 30
+    assert time.monotonic() - began < 120  # not as long as a first step may take
 
 
 @pytest.mark.slow
