@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Mapping
 
@@ -30,6 +31,7 @@ class ScriptedRanks:
         size: ranks; a later rank ends each step `lag_s` after the one before it.
         marks: phases told at the start of each step.
         compiles: seconds for which a step compiles first, by its number.
+        steps: after which the ranks end by themselves.
     """
 
     def __init__(
@@ -41,8 +43,9 @@ class ScriptedRanks:
         lag_s: float = 0.0,
         marks: tuple[str, ...] = (),
         compiles: Mapping[int, float] | None = None,
+        steps: float = math.inf,
     ) -> None:
-        self._compiles = compiles or {}
+        self._compiles, self._steps = compiles or {}, steps
         self.size, self._clock, self._step_s = size, clock, step_s
         self.patience_s = 1.0
         self._lag_s, self._marks = lag_s, marks
@@ -53,7 +56,7 @@ class ScriptedRanks:
 
     def _run(self, target: int) -> None:
         now_s = self._clock()
-        while self.done < target:
+        while self.done < min(target, self._steps):
             self.done += 1
             for name in self._marks:
                 mark = Event("phase", 0, time_s=now_s, detail={"name": name})
@@ -71,6 +74,9 @@ class ScriptedRanks:
                 end_s = now_s + rank * self._lag_s
                 self._events.append((end_s, Event(kind, rank, self.done, end_s)))
         self.boundaries.append(target)
+        if self.done < target:
+            for rank in range(self.size):
+                self._events.append((now_s, Event("exit", rank, detail={"code": 0})))
 
     def second_training(self, limit_s: float) -> str:
         """Return nothing: there is no other."""

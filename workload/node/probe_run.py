@@ -8,6 +8,7 @@ becomes a `Failure` in the record, with the last lines of the log as evidence.
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 import socket
 import time
@@ -27,7 +28,7 @@ from tuner.workload.node.measure.foreign_load import ForeignLoad
 from tuner.workload.node.measure.measurement import drift_of, measurement, reached
 from tuner.workload.node.measure.statistics import compilation_s
 from tuner.workload.node.measure.stragglers import HostWatch, sentence
-from tuner.workload.node.measure.window import Conductor, ProbeFailed, longest_s
+from tuner.workload.node.measure.window import Conductor, ProbeFailed, most_steps
 from tuner.workload.node.meters import MeterError, Reading
 from tuner.workload.node.meters.timeline import Timeline
 from tuner.workload.node.platforms import platform_of
@@ -181,7 +182,7 @@ class Probe:
                 limits=request.limits(self.node.step_limit_s),
                 explain_exit=self.explain_exit,
                 cancelled=self.node.cancelled.is_set,
-                needed_s=longest_s(request.window, len(request.live)),
+                most_steps=self._most_steps,
             )
             self._phases = conductor.phases
             conductor.first_step()
@@ -199,6 +200,13 @@ class Probe:
                 self._platform.wait_for_release()
                 self.node.idle.was_busy()
             remove()
+
+    def _most_steps(self, step_time_s: float) -> int:
+        request = self.request
+        most = math.ceil(request.time_limit_s / step_time_s)
+        if request.extendable:
+            return most
+        return min(most, most_steps(request.window, len(request.live), step_time_s))
 
     def _enter(self, phase: str) -> None:
         write_phase(self.node.run_dir, self.request.probe_id, phase)

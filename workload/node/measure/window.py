@@ -66,10 +66,20 @@ def settled(blocks: Sequence[float]) -> bool:
     return len(steps) == 3 and all(a * b < 0 for a, b in pairwise(steps))
 
 
-def longest_s(policy: WindowPolicy, settings: int) -> float:
-    """Return how long ranks train after their first step at most, seconds."""
+def most_steps(policy: WindowPolicy, settings: int, step_time_s: float) -> int:
+    """Return how many optimizer steps of this length a probe takes at most, the first included.
+
+    Windows that are measured again are left out.
+    """
+
+    def within_s(seconds: float) -> int:
+        return max(1, math.ceil(seconds / step_time_s))
+
+    block = within_s(WARM_BLOCK_S)
+    warm = min(WARM_BLOCKS_MAX * block, within_s(WARM_MAX_S) + block)
+    settling = within_s(policy.settle_s) if policy.settle_s > 0 else 0
     visits = settings + (policy.check_drift and settings > 1)
-    return WARM_BLOCKS_MAX * WARM_BLOCK_S + visits * (policy.settle_s + policy.max_s)
+    return 1 + warm + visits * (settling + max(policy.min_steps, within_s(policy.max_s)) + 1)
 
 
 class ProbeFailed(Exception):
@@ -83,8 +93,8 @@ class ProbeFailed(Exception):
 class Conductor:
     """Lead of the ranks of one probe from boundary to boundary.
 
-    `deadline_s` is on CLOCK_MONOTONIC; a step beyond the limits is a hang; `needed_s` is how long
-    the ranks must train after their first step, 0 if nobody knows.
+    `deadline_s` is on CLOCK_MONOTONIC; a step beyond the limits is a hang; `most_steps` returns the
+    steps that the probe takes at most, by the time of a step.
     """
 
     def __init__(
@@ -95,7 +105,7 @@ class Conductor:
         limits: ProbeLimits | None = None,
         explain_exit: Callable[[int, int], Failure],
         cancelled: Callable[[], bool] = lambda: False,
-        needed_s: float = 0.0,
+        most_steps: Callable[[float], int] | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._group, self._deadline_s = group, deadline_s
@@ -106,8 +116,10 @@ class Conductor:
         self.phases: list[tuple[float, str]] = []
         self.arrivals = Arrivals()  # of the ranks, in each step
         self._facts: dict[int, Mapping[str, Any]] = {}  # of each rank, where a launch asks for them
-        self._last_at_s = self._first_at_s = 0.0
-        self._needed_s = needed_s
+        self._last_at_s = 0.0
+        self._seen = 0  # the last step of any rank, which may lie before the next boundary
+        self._fastest_s = math.inf  # time of a step, the mean between two boundaries
+        self._most_steps = most_steps
         self._over = False
         #: True if every rank has ended without an error before it was stopped.
         self.ended_by_itself = False
@@ -131,7 +143,6 @@ class Conductor:
     def first_step(self) -> float:
         """Wait for the first step of all ranks; return its end on CLOCK_MONOTONIC."""
         self._wait_boundary(1)
-        self._first_at_s = self._last_at_s
         return self._last_at_s
 
     def wait_for_others(self, limit_s: float) -> None:
@@ -156,6 +167,7 @@ class Conductor:
         began = self._clock()
         self._group.send(f"run {target}")
         ends = self._wait_boundary(target)
+        self._fastest_s = min(self._fastest_s, (ends[-1] - began) / steps)
         return tuple(b - a for a, b in pairwise([began, *ends])), tuple(ends)
 
     def set_live(self, values: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -296,6 +308,7 @@ class Conductor:
             if event.step > target or (event.kind == "at" and event.step != target):
                 continue  # no rank goes on by itself: the program wrote this
             if event.kind in ("step", "at"):
+                self._seen = max(self._seen, event.step)
                 ends[event.step] = max(ends.get(event.step, 0.0), event.time_s)
             if event.kind == "at":
                 arrived.add(event.rank)
@@ -311,12 +324,12 @@ class Conductor:
             now = self._clock()
             if now >= self._deadline_s:
                 seen = self._group.describe()
-                message = f"out of time after {self.done} optimizer steps{seen}"
+                message = f"out of time after {_steps(self._seen)}{seen}"
                 raise ProbeFailed(Failure("time_limit", message))
             if now >= limit_s:
                 within = f"no optimizer step within {self._step_limit_s:.0f} s"
                 seen = self._group.describe()
-                raise ProbeFailed(Failure("hang", f"{within}, after {self.done} steps{seen}"))
+                raise ProbeFailed(Failure("hang", f"{within}, after {self._seen} steps{seen}"))
             event = self._group.next_event(min(0.5, limit_s - now, self._deadline_s - now))
             if event is None or self._noted(event):
                 continue
@@ -358,15 +371,19 @@ class Conductor:
         if not self.done:
             message = "the program ended by itself without an optimizer step"
             return Failure("ended", message + self._group.describe())
-        took_s, needed = self._last_at_s - self._first_at_s, ""
-        if self._needed_s and took_s > 0:
-            steps = math.ceil(self._needed_s * (self.done - 1) / took_s) + 1
-            needed = f", about {steps:,}"
+        most = 0
+        if self._most_steps is not None and 0 < self._fastest_s < math.inf:
+            most = self._most_steps(self._fastest_s)
+        enough = f"at least {most:,}" if most > self._seen else "more"
         return Failure(
             "ended",
-            f"the program ended by itself after {self.done} optimizer steps, before the "
-            f"measurement was complete; give it more steps than the probe needs{needed}",
+            f"the program ended by itself after {_steps(self._seen)}, before the measurement was "
+            f"complete; give it {enough} steps",
         )
+
+
+def _steps(count: int) -> str:
+    return f"{count:,} optimizer step{'s' * (count != 1)}"
 
 
 def _with_mean_losses(

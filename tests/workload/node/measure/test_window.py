@@ -7,6 +7,7 @@ import random
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -29,6 +30,7 @@ from tuner.workload.node.measure.window import (
     ProbeFailed,
     WarmUp,
     _with_mean_losses,
+    most_steps,
 )
 from tuner.workload.node.meters.base import Reading
 from tuner.workload.records.power_sample import PowerSample
@@ -66,13 +68,18 @@ class Scene:
         counter: float = 1.0,
         extra: Callable[[float], dict[str, float]] = lambda now_s: {},
         deadline_s: float = 1e6,
+        steps: float = math.inf,
+        most_steps: Callable[[float], int] | None = None,
     ) -> None:
         self.clock = ScriptedClock()
-        self.ranks = ScriptedRanks(self.clock, step_s, marks=marks, lag_s=lag_s, compiles=compiles)
+        self.ranks = ScriptedRanks(
+            self.clock, step_s, marks=marks, lag_s=lag_s, compiles=compiles, steps=steps
+        )
         self.conductor = Conductor(
             self.ranks,  # type: ignore[arg-type]
             deadline_s=self.clock() + deadline_s,
             explain_exit=lambda rank, code: Failure("crash", f"{rank} {code}"),
+            most_steps=most_steps,
             clock=self.clock,
         )
         self.meter = ScriptedMeter(self.clock, power_W, counter=counter, extra=extra)
@@ -80,6 +87,55 @@ class Scene:
 
     def measure(self, policy: WindowPolicy = POLICY, step_time_s: float = 0.25) -> Window:
         return self.conductor.measure(self.meter, policy, step_time_s, samples=self.meter.samples)
+
+
+class TestAProgramThatEndsTooEarly:
+    def probe(self, steps: float, step_s: Callable[[int], float], policy: WindowPolicy) -> str:
+        """Probe two settings of a program that trains so many steps; return the failure."""
+        scene = Scene(step_s, steps=steps, most_steps=partial(most_steps, policy, 2))
+        try:
+            step_time_s = scene.conductor.warm_up().step_time_s
+            for _ in range(3):  # and the first once more, for drift
+                scene.conductor.settle(policy.settle_s, step_time_s)
+                scene.measure(policy, step_time_s)
+        except ProbeFailed as failed:
+            return failed.failure.message
+        return ""
+
+    @pytest.mark.parametrize(
+        "step_s",
+        [
+            lambda n: 0.001,
+            lambda n: 0.3,
+            lambda n: 7.0,
+            lambda n: 60.0,
+            lambda n: 30.0 if n < 4 else 0.5,  # it compiles first
+            lambda n: 0.2 * noise(0.3)(n),
+        ],
+    )
+    @pytest.mark.parametrize(
+        "policy", [POLICY, WindowPolicy(settle_s=0.0, min_s=0.5, max_s=1.0, min_steps=9)]
+    )
+    def test_the_number_that_it_is_told_is_enough(
+        self, step_s: Callable[[int], float], policy: WindowPolicy
+    ) -> None:
+        told: set[int] = set()
+        for steps in (2, 3, 5, 9):
+            message = self.probe(steps, step_s, policy)
+            assert message.startswith(f"the program ended by itself after {steps} optimizer steps")
+            if number := re.search(r"give it at least ([\d,]+) steps", message):
+                told.add(int(number[1].replace(",", "")))
+                assert max(told) > steps
+        assert self.probe(max(told), step_s, policy) == ""
+
+    def test_one_step_tells_of_no_number(self) -> None:
+        assert self.probe(1, lambda n: 1.0, POLICY) == (
+            "the program ended by itself after 1 optimizer step, before the measurement was "
+            "complete; give it more steps"
+        )
+
+    def test_steps_beyond_the_last_boundary_count(self) -> None:
+        assert "after 40 optimizer steps" in self.probe(40, lambda n: 0.25, POLICY)
 
 
 class TestWarmUp:
