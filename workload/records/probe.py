@@ -18,6 +18,7 @@ from tuner.workload.records.limits import (
     ProbeLimits,
     WindowPolicy,
 )
+from tuner.workload.records.styles import without_styles
 from tuner.workload.records.without_energy import known_figures, with_stand_in
 
 #: Version of a record's JSON. A reader takes this one and older ones
@@ -282,14 +283,19 @@ class Measurement:
 class Failure:
     """Reason for which a probe ended early; `kind` is a key of `FAILURES`, or a later release's.
 
-    `frames` are those of an error, innermost first, each "torch/utils/checkpoint.py:backward"; of a
-    file outside the packages only its own name.
+    Its words are plain text, without a terminal's styles. `frames` are those of an error, innermost
+    first, each "torch/utils/checkpoint.py:backward"; of a file outside the packages only its own
+    name.
     """
 
     kind: str
     message: str
     log_tail: str = ""
     frames: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("message", "log_tail"):
+            object.__setattr__(self, name, without_styles(getattr(self, name)))
 
     @property
     def type(self) -> FailureClass:
