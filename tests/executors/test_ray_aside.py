@@ -77,6 +77,25 @@ def test_two_nodes_are_set_aside_only_if_two_are_left(nodes: int, aside: bool) -
     assert [slot.free(time.monotonic()) for slot in slots[:2]] == [not aside] * 2
 
 
+def test_parts_of_a_node_that_fail_before_one_is_known_count_once() -> None:
+    """Each at its own moment, at once: a GPU that is lost cannot be metered."""
+    slots = [Slot("id", "node", "", SimpleNamespace(), 0.25) for _ in range(4)]
+    failed = record(failure=Failure("node", "the node cannot be metered"), wall_s=0.01)
+    executor = executor_with(slots, failed.to_json(), [])
+    flights = [Flight(request(), [slot], None, 0.0, 0.0) for slot in slots]
+    for number, flight in enumerate(flights):
+        flight.began_s -= 4.0 - number  # which takes a second to plan each
+    executor._flights = list(flights)
+    for flight in flights:
+        executor._land(flight)
+    assert node_failures(list(executor._done), 0) is None
+    for _ in range(2):  # one after the other
+        time.sleep(0.01)  # the dates are of milliseconds
+        executor._flights = [again := Flight(request(), slots[:1], None, 0.0, 0.0)]
+        executor._land(again)
+    assert node_failures(list(executor._done), 0) is not None
+
+
 def test_nodes_that_leave_at_once_do_not_end_the_search() -> None:
     """A cluster of spot nodes: each leaves once, which is no node that fails again and again."""
     slots = [Slot(f"id{n}", f"node{n}", "", SimpleNamespace(), 1.0) for n in range(16)]

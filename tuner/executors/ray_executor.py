@@ -312,7 +312,7 @@ class RayExecutor:
                     self._announce(f"{lead.name} is set aside: {failure.message}")
                     aside_s = _ASIDE_FAILED_S
                 self._release(flight, aside_s)
-                self._done.append(record)
+                self._done.append(flight.until_now(record) if of_node else record)
 
     def _further(self, flight: Flight, so_far: ProbeRecord) -> None:
         # The agent's node may have no folder in common with this one.

@@ -116,8 +116,15 @@ class Flight:
     def failed(self, failure: Failure, meter: MeterInfo) -> ProbeRecord:
         """Return the record of the probe up to now, which its agent cannot give any more."""
         so_far = self.so_far or ProbeRecord(self.request, (), meter)
+        return self.until_now(partial_record(so_far.request, so_far.measurements, meter, failure))
+
+    def until_now(self, record: ProbeRecord) -> ProbeRecord:
+        """Return the probe's record from its launch until now, when its end is known here.
+
+        A probe that begins meanwhile is none that was tried after it (`rules.node_failures`).
+        """
         return replace(
-            partial_record(so_far.request, so_far.measurements, meter, failure),
+            record,
             host=self.slots[0].name,
             started_at=datetime.fromtimestamp(self.began_s, UTC).isoformat(timespec="milliseconds"),
             wall_s=max(0.0, time.time() - self.began_s),

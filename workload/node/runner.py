@@ -6,10 +6,12 @@ nothing, needs privileges in one place and outlives a rank that dies.
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -154,11 +156,15 @@ class LocalRunner(Runner):
         self.check(request, nodes)
         with self._one_at_a_time:
             self.node.cancelled.clear()
+            started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
+            began_s, host = time.monotonic(), socket.gethostname()
             try:
                 self.renew_meter()
             except MeterError as error:
                 failure = Failure("node", f"the node cannot be metered: {error}")
-                return ProbeRecord(request, (), self.meter, failure)
+                record = ProbeRecord(request, (), self.meter, failure, host=host)
+                wall_s = time.monotonic() - began_s
+                return replace(record, started_at=started_at, wall_s=wall_s)
             return kind(self.node, request).run(next_settings)
 
     def check(self, request: ProbeRequest, nodes: int = 1) -> None:

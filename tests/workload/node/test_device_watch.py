@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pynvml
@@ -109,6 +111,7 @@ class TestOthers:
         """second_day_8 (and finding_6): nothing is launched, and the launch is not blamed."""
         node = twin_node(TwinGpu(), TwinGpu(), virtual_time=False)
         node.processes(1, compute=[(77, GIB)])
+        began = datetime.now(UTC) - timedelta(milliseconds=1)
         request = ProbeRequest("p0000", Settings(data_parallel=1))
         with closing(LocalRunner(small_job(), detect_cluster(), run_dir=tmp_path)) as runner:
             record = runner.run(request)
@@ -123,6 +126,8 @@ class TestOthers:
                 assert record.failure is not None
                 assert record.failure.kind == "node"
                 assert "GPU-00000001" in record.failure.message
+                assert record.host == socket.gethostname()
+                assert datetime.fromisoformat(record.started_at) >= began
             assert not runner.node.server.alive
 
     @pytest.mark.slow
