@@ -91,7 +91,7 @@ def test_few_probes_measure_the_settings_of_the_first_launch_before_it_ends(
 def test_a_launch_that_promises_little_is_ended_only_for_another(
     launches: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tuner.search.small_search.LEAST_GAIN", math.inf)
+    monkeypatch.setattr("tuner.search.small_search.DEAR", 0.0)
     candidates = Candidates.from_configurations(
         Configuration.of(micro_batch=m, clock_MHz=c)
         for m in range(1, launches + 1)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,8 +28,8 @@ if TYPE_CHECKING:
     from tuner.problem.problem import Problem
     from tuner.search_spaces.space import Candidates
 
-#: Expected gain below which a running launch is left for another one.
-LEAST_GAIN = 0.01
+#: The joules of a launch count this many times where a running one may go on instead.
+DEAR = 100.0
 #: Candidates of which the models predict each; of more, as on many GPUs, none is tried first.
 MOST_PREDICTED = 100_000
 
@@ -138,21 +139,8 @@ class SmallSearchPlanner(CandidatePlanner):
         trains = super()._trains(records, observations)
         return np.where(trains < LIKELY, np.minimum(trains, LAST / 2), trains)
 
-    def _improvement_plan(
-        self,
-        state: PlanningState,
-        observations: Observations,
-        closed: np.ndarray,
-        chances: np.ndarray,
-        running_launch: int | None = None,
-    ) -> ProbePlan | None:
-        if running_launch is None:
-            return super()._improvement_plan(state, observations, closed, chances)
-        elsewhere = self._launch_of != running_launch
-        others_open = not closed[elsewhere].all()
-        plan = super()._improvement_plan(
-            state, observations, closed | elsewhere, chances, running_launch
-        )
-        if others_open and plan is not None and plan.expected_gain < LEAST_GAIN:
-            return None
-        return plan
+    def plan_continuation(self, state: PlanningState, so_far: ProbeRecord) -> ProbePlan | None:
+        """Plan further settings of a running launch; None to end the launch."""
+        # Another launch takes one of the few probes.
+        dear = replace(state.cost, launch_s=DEAR * max(state.cost.launch_s, state.cost.window_s))
+        return super().plan_continuation(replace(state, cost=dear), so_far)
