@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import itertools
 
-import numpy as np
 import pytest
 
 from tuner.search import candidate_pool
 from tuner.search.candidate_planner import CandidatePlanner
-from tuner.search.candidate_pool import (
-    in_order,
-    launch_codes,
-    neighbours,
-    one_of_each_stretch,
-)
+from tuner.search.candidate_pool import launch_codes, neighbours
 from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.testing.studies import probe_with
@@ -26,22 +20,6 @@ CANDIDATES = Candidates.from_configurations(
     for values in itertools.product(*KNOBS.values())
     for speed in (1, 2, 3)
 )
-
-
-def test_draws_hold_each_level_as_often_as_there_are() -> None:
-    codes = launch_codes(CANDIDATES.launches)
-    shuffled = np.random.default_rng(1).permutation(len(CANDIDATES.launches))
-    ordered = in_order(codes, shuffled)
-    draws = [one_of_each_stretch(ordered, 60, np.random.default_rng(seed)) for seed in range(50)]
-    for drawn in draws:
-        assert len(set(drawn.tolist())) == 60
-        first = [CANDIDATES.launches[i]["a"] for i in drawn]
-        assert {first.count(level) for level in KNOBS["a"]} == {5}
-    for name, levels in KNOBS.items():
-        found = [CANDIDATES.launches[i][name] for drawn in draws for i in drawn]
-        for level in levels:
-            assert found.count(level) == pytest.approx(len(found) / len(levels), rel=0.15)
-    assert set(one_of_each_stretch(ordered, 1000, np.random.default_rng(0))) == set(shuffled)
 
 
 def test_neighbours_differ_in_one_knob() -> None:

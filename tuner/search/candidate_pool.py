@@ -1,8 +1,8 @@
 """Candidates that a plan considers: all of them, or of very many a sample.
 
-Beyond what a posterior takes a moment for, launches are drawn, one from each of many equal
-stretches in the order of their knobs, and those that differ from one of the front in a single
-launch knob are added. The sample is renewed whenever the hyperparameters are fitted.
+Beyond what a posterior takes a moment for, launches are drawn at random, and those that differ from
+one of the front in a single launch knob are added. The sample is renewed whenever the
+hyperparameters are fitted.
 """
 
 from __future__ import annotations
@@ -39,26 +39,12 @@ def launch_codes(launches: Sequence[Settings]) -> np.ndarray:
     return np.array(columns, dtype=np.int32).reshape(len(columns), len(launches)).T
 
 
-def in_order(codes: np.ndarray, launches: np.ndarray) -> np.ndarray:
-    """Return these launches sorted by their first knob, then the second and so on."""
-    return launches[np.lexsort(codes[launches].T[::-1])] if codes.size else launches
-
-
 def neighbours(codes: np.ndarray, launches: Iterable[int]) -> np.ndarray:
     """Return these launches and those that differ from any of them in one knob."""
     near = np.zeros(len(codes), dtype=bool)
     for launch in launches:
         near |= (codes != codes[launch]).sum(axis=1) <= 1
     return np.flatnonzero(near)
-
-
-def one_of_each_stretch(ordered: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-    """Draw one of each of `count` equal stretches; return all if there are no more than that."""
-    if len(ordered) <= count:
-        return ordered
-    step = len(ordered) / count
-    places = (rng.random(count) + np.arange(count)) * step
-    return np.asarray(ordered[np.unique(places.astype(int))])
 
 
 @dataclass(frozen=True)
@@ -141,6 +127,6 @@ class CandidatePool:
         front = {int(self._launch_of[measured[i].candidate]) for i in np.flatnonzero(best)}
         still_open = np.unique(self._launch_of[~closed])
         near = np.intersect1d(neighbours(self._codes, front), still_open)
-        count = max(1, most * len(self._members) // n)
-        drawn = one_of_each_stretch(in_order(self._codes, still_open), count, self._rng)
+        count = min(max(1, most * len(self._members) // n), len(still_open))
+        drawn = self._rng.choice(still_open, count, replace=False)
         return np.concatenate([self._members[i] for i in np.union1d(near, drawn)])
