@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from tuner.models.surrogate.ties import first_best
-from tuner.pareto import nondominated
 from tuner.problem.probe_cost import ProbeCost
+from tuner.search.candidate_pool import CandidateView
 from tuner.search.joint_draws import JointDraws
 from tuner.search.log_regret import Sweep
 
@@ -52,7 +52,7 @@ def best_probe(
     if drawn.question is not None:
         gain = drawn.answer_gains.mean(axis=0)
         scores = gain / (launch_J + visit_J)
-        best = first_best(scores) if gain.any() else _nearest(drawn)
+        best = first_best(scores) if gain.any() else _least_known(tried)
         return _window(drawn, best, launch_J + visit_J, float(gain[best]))
     sweeps, return_J = [], 0.0
     launches = [np.flatnonzero(tried.launch_of == each) for each in np.unique(tried.launch_of)]
@@ -70,7 +70,7 @@ def best_probe(
     scores = np.array([sweep.value for sweep in sweeps]) / np.maximum(joules, 1e-12)
     best = first_best(scores)
     if scores[best] <= 0:
-        return _window(drawn, _nearest(drawn), launch_J + visit_J, 0.0)
+        return _window(drawn, _least_known(tried), launch_J + visit_J, 0.0)
     sweep = sweeps[best]
     members = tuple(tried.members[launches[best][sweep.added]].tolist())
     gain = float(sweep.share.mean())
@@ -82,15 +82,6 @@ def _window(drawn: JointDraws, row: int, joules: np.ndarray, gain: float) -> Sco
     return ScoredProbe((member,), gain / cost_J, cost_J, cost_J, gain)
 
 
-def _nearest(drawn: JointDraws) -> int:
-    # Where nothing is worth anything: of the likely ones that with the least loss, or the nearest
-    # to the front in standard deviations, of the nearer axis and from the farthest corner.
-    tried, measured = drawn.still_open, drawn.measured.points
-    if drawn.question is not None:
-        behind = drawn.mean_losses
-    else:
-        of, corners = tried.posterior, measured[nondominated(*measured.T)]
-        behind_e = (of.log_energy[:, None] - corners[:, 0]) / of.log_energy_std[:, None]
-        behind_t = (of.log_time[:, None] - corners[:, 1]) / of.log_time_std[:, None]
-        behind = np.minimum(behind_e, behind_t).max(axis=1)
-    return int(tried.likely[first_best(-behind[tried.likely])])
+def _least_known(tried: CandidateView) -> int:
+    # Where nothing is worth anything: of the likely ones that with the widest posterior.
+    return int(tried.likely[first_best(tried.posterior.log_energy_std[tried.likely])])
