@@ -63,7 +63,7 @@ def test_a_configuration_that_meets_the_limits_loses_less_than_one_that_does_not
     question = Question(Constraints(deadline_s=20, budget_kJ=5), steps=100)
     energy, time = np.log([40.0, 40.0, 60.0, 80.0]), np.log([0.1, 0.15, 0.1, 0.25])
     worst = float(question.objective(energy, time, np.ones(4)).max())
-    loss = question.loss(energy, time, np.ones(4), worst)
+    loss = question.loss(energy, time, np.ones(4))
     assert list(np.argsort(loss)) == [0, 1, 2, 3]
     assert loss[0] == pytest.approx(math.log(0.1))  # least time
     assert loss[2] - worst == pytest.approx(math.log(60 / 50))

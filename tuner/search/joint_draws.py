@@ -74,8 +74,7 @@ class JointDraws:
         """Loss of each in each draw; infinite where it does not count."""
         assert self.question is not None
         gpus = np.append(self.measured.gpus, self.still_open.gpus)
-        worst = self.question.objective(self.energy, self.time, gpus).max(axis=1, keepdims=True)
-        losses = self.question.loss(self.energy, self.time, gpus, worst)
+        losses = self.question.loss(self.energy, self.time, gpus)
         return np.where(self.counts, losses, np.inf)
 
     @property
@@ -83,14 +82,6 @@ class JointDraws:
         """Improvement of the answer by each open candidate, (draws, open)."""
         least = self.losses[:, : self._count].min(axis=1, keepdims=True)
         return np.maximum(least - self.losses[:, self._count :], 0.0)
-
-    @property
-    def mean_losses(self) -> np.ndarray:
-        """Loss of each open candidate at its expected figures, (open,)."""
-        assert self.question is not None
-        energy, time = self.still_open.points.T
-        worst = float(self.question.objective(energy, time, self.still_open.gpus).max())
-        return self.question.loss(energy, time, self.still_open.gpus, worst)
 
 
 def _promise(
@@ -111,8 +102,7 @@ def _promise(
         return gains * still_open.chances, -behind
     gpus = np.append(measured.gpus, still_open.gpus)
     energy, time = np.vstack([points, best]).T
-    worst = float(question.objective(energy, time, gpus).max())
-    losses = question.loss(energy, time, gpus, worst)
+    losses = question.loss(energy, time, gpus)
     of_measured, possible = np.split(losses, [len(points)])
     gains = np.maximum(of_measured.min() - possible, 0.0)
     return gains * still_open.chances, -of_measured

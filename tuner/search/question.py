@@ -55,11 +55,9 @@ class Question:
         worst = self.constraints.limits.worst_ratio(job)
         return np.broadcast_to(np.log(np.maximum(worst, 1.0)), np.shape(log_energy))
 
-    def loss(
-        self, energy: np.ndarray, time: np.ndarray, gpus: np.ndarray, worst: float | np.ndarray
-    ) -> np.ndarray:
-        """Return the log of the objective at these logs of energy and time, at most `worst`; beyond
-        it by `excess` if not met."""
-        excess = self.excess(energy, time)
-        met = np.minimum(self.objective(energy, time, gpus), worst)
-        return np.where(excess > 0, worst + excess, met)
+    def loss(self, log_energy: np.ndarray, log_time: np.ndarray, gpus: np.ndarray) -> np.ndarray:
+        """Return the log of the objective of each, (..., n), or if a limit is not met that of the
+        worst of them and `excess`."""
+        objective = self.objective(log_energy, log_time, gpus)
+        excess = self.excess(log_energy, log_time)
+        return np.where(excess > 0, objective.max(axis=-1, keepdims=True) + excess, objective)
