@@ -185,13 +185,10 @@ class GaussianProcess:
     def update(self, x: np.ndarray, y: np.ndarray, variance: np.ndarray) -> bool:
         """Take these rows as the data; return True if the hyperparameters were drawn anew.
 
-        They stay if the rows continue the greater part of the last call's, else they start afresh.
-        `variance` (n,) is each row's own noise variance, beside the fitted one; 0 where unknown.
+        They start afresh where there are fewer rows than they were fitted to. `variance` (n,) is
+        each row's own noise variance, beside the fitted one; 0 where unknown.
         """
-        before, common = len(self._y), self._common(x, y, variance)
-        # What was known for a while only (a probe that goes on) is taken out at its end, unless the
-        # hyperparameters were fitted to it.
-        if 2 * common < before or common < self._fitted_at:
+        if len(y) < self._fitted_at:
             self._forget_hyperparameters()
         self._x, self._y, self._variance = x.copy(), y.copy(), variance.copy()
         n = len(y)
@@ -201,15 +198,6 @@ class GaussianProcess:
             self._fit_hyperparameters()
         self.believe(self._x[:0])
         return refit
-
-    def _common(self, x: np.ndarray, y: np.ndarray, variance: np.ndarray) -> int:
-        n = min(len(self._y), len(y))
-        same = (
-            (self._x[:n] == x[:n]).all(axis=1)
-            & (self._y[:n] == y[:n])
-            & (self._variance[:n] == variance[:n])
-        )
-        return n if same.all() else int(np.argmin(same))
 
     def believe(self, x: np.ndarray) -> None:
         """Take these rows as measured at their posterior mean (kriging believer), until the next
