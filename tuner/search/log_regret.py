@@ -81,12 +81,6 @@ class LogRegret:
         """Missing share as a fall of log energy, averaged over the front's times, (draws,)."""
         return np.asarray(self.missing * self.whole / -self._every[1].min(axis=1))
 
-    @property
-    def energy_over_time(self) -> np.ndarray:
-        """Range of each front's log energy over that of its log time, to its reference."""
-        energy, time = self._every
-        return np.asarray(energy.min(axis=1) / time.min(axis=1))
-
     def reduction(self, shares: np.ndarray) -> np.ndarray:
         """Return the fall of log(regret + `LEAST_REGRET`) if these shares are added."""
         missing = self.missing.reshape(-1, *[1] * (shares.ndim - 1))

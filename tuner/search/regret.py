@@ -36,7 +36,7 @@ class RegretEstimate:
     # smaller cannot be told.
     noise: np.ndarray
     # reduction of log energy, averaged over the drawn front's range of times, that is left to find,
-    # (draws,). A gain in time alone is converted at the front's own rate.
+    # (draws,). Of a question any gain counts as one of energy: it is one at the same power.
     saving: np.ndarray
     of_answer: bool = False  # True if it is the regret of a question's answer
 
@@ -55,11 +55,10 @@ class RegretEstimate:
 def regret_of(drawn: JointDraws) -> RegretEstimate:
     """Return the regret of the candidates that are measured or in flight."""
     time_sd, power_sd = drawn.surrogates.noise()
-    front, question = drawn.front, drawn.question
-    if question is None:
+    if drawn.question is None:
+        front = drawn.front
         return RegretEstimate(front.missing, front.noise(time_sd, power_sd), front.saving)
     missing = drawn.answer_gains.max(axis=1)
-    of_energy, of_time = question.weights
-    saving = missing if of_energy else missing * front.energy_over_time
+    of_energy, of_time = drawn.question.weights
     noise_sd = math.hypot((of_energy + of_time) * time_sd, of_energy * power_sd)
-    return RegretEstimate(missing, np.full(len(missing), noise_sd), saving, of_answer=True)
+    return RegretEstimate(missing, np.full(len(missing), noise_sd), missing, of_answer=True)
