@@ -6,10 +6,10 @@ with kL, kV and kB Matern-5/2 kernels, one length a column, over the launch colu
 and those of both (an analytic prediction). How a clock or a limit bends step time and power is much
 the same under every launch, so one well-visited launch tells most of every other's curve, and a
 single window fixes its level; what differs is left to the mix (additive kernels: Duvenaud,
-Nickisch & Rasmussen 2011, arXiv 1112.4394). Where one of the two halves has no column the mix
-stands for both. kO is a rough (Matern-1/2) kernel of the launch columns with a short fixed length:
-each launch has a few per cent of its own (which kernels its shapes select, where one bound takes
-over from another), which would else read as noise, or as a function without length.
+Nickisch & Rasmussen 2011, arXiv 1112.4394). kO is a rough (Matern-1/2) kernel of the launch columns
+with a short fixed length: each launch has a few per cent of its own (which kernels its shapes
+select, where one bound takes over from another), which would else read as noise, or as a function
+without length.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from scipy.spatial.distance import cdist
 
 #: Kinds of columns.
 KINDS = LAUNCH, LIVE, MIXED = 0, 1, 2
-#: Prior shares of the standard deviations of the first three parts, where launch and live columns
-#: are apart and where the mix stands for both.
-SHARES, UNSPLIT_SHARES = (0.9, 0.3, 0.2), (1e-4, 1e-4, 1.0)
+#: Prior shares of the standard deviations of the first three parts. One without a column is a
+#: further constant.
+SHARES = (0.9, 0.3, 0.2)
 #: Prior median of a launch's own level, in log: a few per cent between neighbours.
 OWN = 0.02
 #: Length of that level's kernel: a fifth of a column's range, times sqrt(columns).
@@ -86,11 +86,6 @@ def lower_root(covariance: np.ndarray, variance: float) -> np.ndarray:
         return np.asarray(cholesky(covariance + 1e4 * eye, lower=True, check_finite=False))
 
 
-def splits(kinds: np.ndarray) -> bool:
-    """Return True if there are both launch columns and live columns."""
-    return bool((kinds == LAUNCH).any() and (kinds == LIVE).any())
-
-
 def prior_of_logs(
     kinds: np.ndarray, amplitude: float, noise: float
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -99,11 +94,9 @@ def prior_of_logs(
     Args:
         amplitude: expected standard deviation of the function.
     """
-    shares = np.array(SHARES if splits(kinds) else UNSPLIT_SHARES)
-    amplitudes = np.append(amplitude * shares / np.linalg.norm(shares), OWN)
+    amplitudes = np.append(amplitude * np.array(SHARES) / np.linalg.norm(SHARES), OWN)
     counts = np.array([(kinds == kind).sum() for kind in KINDS])
-    columns = counts[kinds] if splits(kinds) else np.full(len(kinds), len(kinds))
-    lengths = LENGTH_LOG_MEDIAN + 0.5 * np.log(columns)
+    lengths = LENGTH_LOG_MEDIAN + 0.5 * np.log(counts[kinds])
     sd = [[AMPLITUDE_LOG_SD] * 4, [LENGTH_LOG_SD] * len(kinds), [NOISE_LOG_SD]]
     return np.concatenate([np.log(amplitudes), lengths, [np.log(noise)]]), np.concatenate(sd)
 
@@ -121,8 +114,8 @@ class Pairs:
     def __init__(self, kinds: np.ndarray, a: np.ndarray, b: np.ndarray) -> None:
         masks = {kind: kinds == kind for kind in KINDS if (kinds == kind).any()}
         self._halves = {kind: (of, *_distinct(a[:, of], b[:, of])) for kind, of in masks.items()}
-        # Columns that tell launches apart; all of them where nothing is split.
-        columns = kinds == LAUNCH if splits(kinds) else np.ones(len(kinds), dtype=bool)
+        # Columns that tell launches apart; all of them where there is only one.
+        columns = kinds == LAUNCH if LAUNCH in kinds else np.ones(len(kinds), dtype=bool)
         whole = None if columns.all() else self._halves[LAUNCH]
         _, rows, others, places = whole or (columns, *_distinct(a, b))
         own = np.exp(-cdist(rows, others) / (OWN_LENGTH * np.sqrt(columns.sum())))

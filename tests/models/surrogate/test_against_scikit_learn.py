@@ -38,10 +38,10 @@ def peer(
     """scikit-learn with the kernel that `process` has fitted: mix, own levels, constant, noise."""
     kernel = process._kernel
     d = x.shape[1]
-    # The parts that stand for launch and live columns alone are of no account where all are mixed.
+    # The parts of launch and live columns alone are constants where all are mixed.
     parts = ConstantKernel(kernel.amplitudes[2] ** 2) * Matern(kernel.lengths, nu=2.5)
     parts += ConstantKernel(kernel.amplitudes[3] ** 2) * Matern(OWN_LENGTH * np.sqrt(d), nu=0.5)
-    parts += ConstantKernel(kernel.constant)
+    parts += ConstantKernel(kernel.constant + float(np.sum(kernel.amplitudes[:2] ** 2)))
     noise = own + process.noise_**2
     model = GaussianProcessRegressor(parts, alpha=noise, optimizer=None)
     return model.fit(x, y - y.mean())
