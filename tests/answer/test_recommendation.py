@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -168,6 +169,42 @@ def test_a_change_that_is_small_or_at_even_odds_is_no_finding(
     assert str(found).startswith(SMALL)
     assert found.choose().point == found.baseline
     assert "Keep what you run today" in found.choose().choice.sentence
+
+
+def known_within(factor: float, *figures: tuple[Configuration, float, float]) -> list[Point]:
+    return [
+        replace(
+            point(each, energy, time),
+            energy_interval_kJ=(energy / factor, energy * factor),
+            time_interval_s=(time / factor, time * factor),
+        )
+        for each, energy, time in figures
+    ]
+
+
+@pytest.mark.parametrize(
+    ("factor", "others", "words"),
+    [
+        (
+            3.0,
+            ((9.8, 99.0),),
+            "for now: the measurements are too uncertain to tell it from the other.",
+        ),
+        (3.0, ((9.8, 99.0), (12.0, 130.0)), "too uncertain to tell it from the 2 others."),
+        (1.02, ((10.0, 101.0),), "today: nothing better in both energy and time was found"),
+        # One is told apart: the search did find something out.
+        (1.5, ((9.9, 100.4), (90.0, 900.0)), "no difference worth a change was found among 2"),
+    ],
+)
+def test_a_noise_that_hides_large_differences_is_no_finding(
+    factor: float, others: Sequence[tuple[float, float]], words: str
+) -> None:
+    names = (OTHER, *(configuration(i) for i in range(2, len(others) + 1)))
+    figures = [(TODAY, 10.0, 100.0), *((n, *each) for n, each in zip(names, others, strict=True))]
+    today, *rest = known_within(factor, *figures)
+    found = result_of(Judge([*rest, today], today, Constraints(), 100))
+    assert words in found.headline
+    assert found.recommendation.action == "keep"
 
 
 @pytest.mark.parametrize(("energy_kJ", "keeps"), [(9.92, True), (9.88, False)])

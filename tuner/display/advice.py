@@ -26,6 +26,9 @@ PROBABLY = 2 / 3
 #: Two-sided probability of no difference from which on a headline names no difference: nine in ten
 #: on one side, since how sure the whole is stands beside it.
 UNCLEAR = 0.2
+#: A configuration is not told apart from today if both a saving and a loss of this share of its
+#: energy and time are within the intervals (95 %) of what was measured.
+UNTOLD = 0.2
 PREDICTION = (
     "Every figure is predicted by the analytic models; `tuner optimize` on the machine itself "
     "measures."
@@ -105,7 +108,8 @@ def _shown_figures(
 
 def _keep(result: Result, advice: Recommendation) -> str:
     count = len({point.configuration for point in result.points}) - 1
-    found = "predicted" if advice.evidence is Evidence.PREDICTED else "measured"
+    measured = advice.evidence is not Evidence.PREDICTED
+    found = "measured" if measured else "predicted"
     if count < 1:
         return f"Keep what you run today: nothing else was {found}."
     if too_little_tried(result) and advice.promising is None:
@@ -117,10 +121,25 @@ def _keep(result: Result, advice: Recommendation) -> str:
         among += ", and nothing meets the limits"
     elif result.choice.baseline_met is False:
         among += f", although today does not train {_limits(result)}"
+    if promising is None and measured and result.choice.met and _none_is_told_apart(result):
+        return (
+            "Keep what you run today for now: the measurements are too uncertain to tell it from "
+            f"the {f'{count} others' if count > 1 else 'other'}."
+        )
     if promising is None:
         return f"Keep what you run today: {_nothing(result)} was found {among}."
     text = _expected(result, promising, advice.p_better or 0.0)
     return f"Keep what you run today for now: {text}{_more_text(advice)}."
+
+
+def _none_is_told_apart(result: Result) -> bool:
+    """Return True if each other point may need far less, or far more, than today."""
+    for point in result.points:
+        found = result.judged.differences(point)
+        pairs = [] if found is None else _shown_figures(found, point)
+        if any(each.low > -UNTOLD or each.high < UNTOLD for each, _ in pairs):
+            return False
+    return True
 
 
 def _nothing(result: Result) -> str:
