@@ -356,20 +356,23 @@ class ForkServer:
 
     def _handle(self, request: dict[str, Any]) -> None:
         try:
-            if request["op"] == "prepare":
-                self._send(_prepare(request))
-            elif request["op"] == "bind":
-                path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "vendor_binding.py")
-                rule, ranks, nodes = request["rule"], request["ranks"], request["gpu_nodes"]
-                self._send({"bound": runpy.run_path(path)["bind"](rule, ranks, nodes)})
-            elif request["op"] == "spawn":
-                self._send({"pids": self._spawn(request["ranks"])})
-            elif request["op"] == "kill":
-                self._kill_all()
-                self._send({"killed": not _children()})
+            reply = self._answer(request)
         except Exception as error:
             kind, text = type(error).__name__, traceback.format_exc()
-            self._send({"error": str(error), "kind": kind, "traceback": text})
+            reply = {"error": str(error), "kind": kind, "traceback": text}
+        self._send({**reply, "number": request["number"]})
+
+    def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        if request["op"] == "bind":
+            path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "vendor_binding.py")
+            rule, ranks, nodes = request["rule"], request["ranks"], request["gpu_nodes"]
+            return {"bound": runpy.run_path(path)["bind"](rule, ranks, nodes)}
+        if request["op"] == "spawn":
+            return {"pids": self._spawn(request["ranks"])}
+        if request["op"] == "kill":
+            self._kill_all()
+            return {"killed": not _children()}
+        return _prepare(request)
 
     def _spawn(self, specs: list[dict[str, Any]]) -> list[int]:
         group, pids = 0, list[int]()

@@ -125,6 +125,7 @@ class RankServer:
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._buffer = b""
+        self._requests = 0
         self._ops: set[str] = set()
         self._exits: list[tuple[int, int]] = []
         self._error_log: Any = None
@@ -316,13 +317,17 @@ class RankServer:
     def _request_reply(self, request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
         assert self._socket is not None
         self._socket.settimeout(timeout_s)
+        self._requests += 1
+        numbered = {**request, "number": self._requests}
         try:
-            self._socket.sendall(json.dumps(request).encode() + b"\n")
+            self._socket.sendall(json.dumps(numbered).encode() + b"\n")
         except OSError as error:
             raise ServerError("the fork server ended", self._log_text()) from error
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             for reply in self._pump(deadline - time.monotonic()):
+                if reply["number"] != self._requests:  # nobody waits for that one any more
+                    continue
                 if "error" in reply:
                     raise ServerError(reply["error"], reply["traceback"], kind=reply["kind"])
                 return reply

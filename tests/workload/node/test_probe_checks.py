@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import select
 import time
 from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
+from tests.waiting import wait_until
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import load_job
@@ -91,7 +93,10 @@ def test_a_fork_server_that_does_not_answer_is_told_apart() -> None:
     server._optional = ()
     try:
         server.start()
-        with pytest.raises(NoReply, match="did not answer 'prepare' in 0 s"):
-            server._request_reply({"op": "prepare", "libraries": []}, timeout_s=0.0)
+        with pytest.raises(NoReply, match="did not answer 'kill' in 0 s"):
+            server._request_reply({"op": "kill"}, timeout_s=0.0)
+        # Its late reply is not taken for that of the next request.
+        wait_until(lambda: select.select([server.fileno()], [], [], 0)[0])
+        assert server.bind("cores:", 0, []) == []
     finally:
         server.close()
