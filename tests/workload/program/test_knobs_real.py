@@ -30,7 +30,8 @@ from tuner.search_spaces.rules import broken_rules, unrunnable, why_it_cannot_ru
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.program.built_in_job import BuiltInJob
 
-pytestmark = pytest.mark.real
+#: The first offload compiles CPU Adam, which takes minutes on a busy machine.
+pytestmark = [pytest.mark.real, pytest.mark.timeout(1000)]
 
 #: Four devices, whatever this machine has: ranks may share a core, which costs time alone.
 CLUSTER = replace(detect_cluster(), devices_per_node=4, nodes=1)
