@@ -115,21 +115,20 @@ def _keep(result: Result, advice: Recommendation) -> str:
     if too_little_tried(result) and advice.promising is None:
         tried = f"{len(result.points)} of {int(result.about.get('candidates', 0)):,}"
         return f"Keep what you run today: only {tried} configurations were tried."
-    among = f"among {count} other{'s' * (count != 1)}"
-    promising = advice.promising
+    if advice.promising is not None:
+        text = _expected(result, advice.promising, advice.p_better or 0.0)
+        return f"Keep what you run today for now: {text}{_more_text(advice)}."
     if not result.choice.met:
-        among += ", and nothing meets the limits"
-    elif result.choice.baseline_met is False:
-        among += f", although today does not train {_limits(result)}"
-    if promising is None and measured and result.choice.met and _none_is_told_apart(result):
+        return f"Keep what you run today: nothing {found} meets the limits."
+    if measured and _none_is_told_apart(result):
         return (
             "Keep what you run today for now: the measurements are too uncertain to tell it from "
             f"the {f'{count} others' if count > 1 else 'other'}."
         )
-    if promising is None:
-        return f"Keep what you run today: {_nothing(result)} was found {among}."
-    text = _expected(result, promising, advice.p_better or 0.0)
-    return f"Keep what you run today for now: {text}{_more_text(advice)}."
+    among = f"among {count} other{'s' * (count != 1)}"
+    if result.choice.baseline_met is False:
+        among += f", although today does not train {_limits(result)}"
+    return f"Keep what you run today: {_nothing(result)} was found {among}."
 
 
 def _none_is_told_apart(result: Result) -> bool:
