@@ -58,7 +58,8 @@ class Ranks:
         ]
         for thread in self.threads:
             thread.start()
-        wait_until(lambda: len(self.marks.pids) == count and self.marks.present)
+        heard = self.marks  # of each rank, its knobs and a step
+        wait_until(lambda: len(heard.pids) == count and heard.present and heard.wait(0.1))
 
     def _set(self, value: object) -> None:
         name = threading.current_thread().name

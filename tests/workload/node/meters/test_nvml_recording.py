@@ -150,7 +150,7 @@ def test_doctor_records(
 ) -> None:
     twin_node(TwinGpu(), virtual_time=False)
     file = tmp_path / "nvml.json"
-    assert main(["doctor", "--record-nvml", str(file), "--record-s", "0.2s"]) == 0
+    assert main(["doctor", "--record-nvml", str(file), "--record-s", "1s"]) == 0
     assert "recorded 1 GPUs" in capsys.readouterr().out
     assert len(NvmlRecording.read(file).rows[0]) > 5
     assert main(["doctor", "--record-nvml", str(file), "--record-s", "0s"]) == 2
