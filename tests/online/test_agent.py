@@ -488,6 +488,7 @@ def test_a_watched_model_is_still_copied_and_saved(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.real
+@pytest.mark.slow
 def test_a_watched_deepspeed_engine_trains_and_its_steps_are_sent(
     tmp_path: Path, heard: tuple[Marks, str]
 ) -> None:
