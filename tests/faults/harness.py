@@ -284,10 +284,14 @@ def wait_gone(mark: str, keep: int | None = None, *, limit_s: float = 20.0) -> i
         left = [pid for pid in living(mark) if pid != keep]
         empty = 0 if left else empty + 1
         time.sleep(0.05)
-    for pid in left:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
-    return len(left)
+    count = len(left)
+    while left:  # again, for what one of them started before it was killed
+        for pid in left:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.05)
+        left = [pid for pid in living(mark) if pid != keep]
+    return count
 
 
 @contextlib.contextmanager

@@ -163,7 +163,8 @@ def _last_words(failure: Failure) -> str:
         own = own.partition("Traceback (most recent call last):")[0]
     lines = [line.strip() for line in own.splitlines()]
     last = next((line for line in reversed(lines) if re.search(r"\w", line)), "")
-    return f': "{last[:200]}"' if last and last not in failure.message else ""
+    told = last in failure.message or failure.message in last
+    return "" if told else f': "{last[:200]}"'
 
 
 def blank_job(script: Script, cluster: Cluster, nodes: int = 1) -> ScriptJob:

@@ -46,6 +46,14 @@ def test_the_last_words_are_the_programs_and_not_its_launchers(launcher: str) ->
     assert sentence("crash", "rank 0 ended with exit code 1", launcher).endswith("exit code 1")
 
 
+def test_a_refusal_that_the_log_ends_with_is_told_once() -> None:
+    refused = "the script starts its own ranks; start them with torchrun"
+    said = sentence(
+        "refused", refused, f"  raise NotAsRequested\nstate.NotAsRequested: {refused}\n"
+    )
+    assert said.endswith(f"refused: {refused}")
+
+
 def test_an_error_that_is_named_needs_no_last_words() -> None:
     said = sentence("crash", "KeyError: 'lost'", f"KeyError: 'lost'\n{TORCHRUN}")
     assert said.endswith("before its first optimizer step: crash: KeyError: 'lost'")
