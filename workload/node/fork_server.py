@@ -18,7 +18,9 @@ import runpy
 import select
 import signal
 import socket
+import struct
 import sys
+import termios
 import time
 import traceback
 from collections.abc import Callable
@@ -64,11 +66,12 @@ def _become_rank(spec: dict[str, Any], group: int) -> NoReturn:
     signal.set_wakeup_fd(-1)
     # The agent has removed what had this name; O_NOFOLLOW: a link put there since is not followed.
     log = os.open(spec["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
-    null = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(null, 0)
     os.dup2(log, 1)
     os.dup2(log, 2)
     os.closerange(3, 1024)
+    terminal = _terminal()
+    os.dup2(terminal, 0)
+    os.close(terminal)
     os.environ.clear()
     os.environ.update(spec["env"])
     os.chdir(spec["cwd"])
@@ -89,6 +92,25 @@ def _become_rank(spec: dict[str, Any], group: int) -> NoReturn:
     _open_again()
     hook.run_rank(spec)
     raise AssertionError("a rank does not return")
+
+
+def _terminal() -> int:
+    """Return a terminal at which nobody types: its input ends at once, as that of /dev/null does.
+
+    Programs ask their input for the width of a line (`stty size`), and `docker run -it` wants one.
+    It lasts as long as this process, and what this process becomes.
+    """
+    try:
+        holder, terminal = os.openpty()
+    except OSError:  # no /dev/pts, or too many of them
+        return os.open(os.devnull, os.O_RDONLY)
+    os.set_inheritable(holder, True)
+    mode = termios.tcgetattr(terminal)
+    mode[3] &= ~(termios.ICANON | termios.ECHO)
+    mode[6][termios.VMIN] = mode[6][termios.VTIME] = 0  # a read returns what is there: nothing
+    termios.tcsetattr(terminal, termios.TCSANOW, mode)
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("4H", 24, 80, 0, 0))
+    return terminal
 
 
 def _set_memory_policy(policy: int, nodes: list[int]) -> None:

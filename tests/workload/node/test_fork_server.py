@@ -114,6 +114,42 @@ def test_a_rank_finds_nvml_open_and_cuda_untouched(
     assert pid != server._process.pid
 
 
+#: What programs do with their standard input: `stty size` is in dozens of repositories.
+TERMINAL = """
+import os, select, subprocess, sys, termios
+print("size", *os.popen("stty size").read().split())
+print("a child has one", subprocess.run("test -t 0", shell=True).returncode == 0)
+print("key pressed", bool(select.select([sys.stdin], [], [], 0)[0]))
+print("read", repr(sys.stdin.read()), repr(sys.stdin.readline()))
+print("cat", repr(subprocess.run(["cat"], capture_output=True, timeout=20).stdout))
+try:
+    input("name? ")
+except EOFError:
+    print("no answer")
+own = termios.tcgetattr(0)
+try:
+    print("no one's terminal", os.open("/dev/tty", os.O_RDWR))
+except OSError:
+    print("no terminal that stops or kills it")
+"""
+
+
+@pytest.mark.parametrize("fresh", [False, True])
+def test_a_rank_has_a_terminal_at_which_nobody_types(
+    start: Start, tmp_path: Path, fresh: bool
+) -> None:
+    said = output_of_rank(start("import json"), tmp_path, TERMINAL, fresh=fresh).splitlines()
+    assert [line for line in said if line] == [
+        "size 24 80",
+        "a child has one True",
+        "key pressed False",
+        "read '' ''",
+        "cat b''",
+        "name? no answer",
+        "no terminal that stops or kills it",
+    ]
+
+
 def test_the_server_keeps_no_descriptor_of_nvml(start: Start, node: TwinNode) -> None:
     """Named for finding_9."""
     server = start(NVML_AT_IMPORT + "pynvml.nvmlInit()\n")
