@@ -98,6 +98,7 @@ def printed_config(log: str) -> dict[str, object]:
 DEEPSPEED = "plain_deepspeed.py --deepspeed --deepspeed_config ds.json --print-config"
 
 
+@pytest.mark.slow
 def test_an_unmodified_deepspeed_script(bench: Bench, repo: Path) -> None:
     before = sorted(path.name for path in repo.iterdir())
     job = bench.look(DEEPSPEED, repo)
@@ -328,9 +329,8 @@ def test_a_transformers_model_brings_its_sizes_and_its_switch(bench: Bench, tmp_
     assert told.step_time_s[0] > 0
 
 
-@pytest.mark.parametrize(
-    "deepspeed", [pytest.param(False, marks=pytest.mark.slow), True], ids=["torch", "deepspeed"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("deepspeed", [False, True], ids=["torch", "deepspeed"])
 def test_an_unmodified_transformers_trainer(bench: Bench, repo: Path, deepspeed: bool) -> None:
     pytest.importorskip("accelerate")
     auto = {
