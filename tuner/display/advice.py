@@ -26,9 +26,9 @@ PROBABLY = 2 / 3
 #: Two-sided probability of no difference from which on a headline names no difference: nine in ten
 #: on one side, since how sure the whole is stands beside it.
 UNCLEAR = 0.2
-#: A configuration is not told apart from today if both a saving and a loss of this share of its
-#: energy and time are within the intervals (95 %) of what was measured.
-UNTOLD = 0.2
+#: A configuration may equal today's if both a saving and a loss of this share of energy and time are
+#: within the intervals (95 %) of its measurements.
+UNCERTAIN = 0.2
 PREDICTION = (
     "Every figure is predicted by the analytic models; `tuner optimize` on the machine itself "
     "measures."
@@ -120,7 +120,7 @@ def _keep(result: Result, advice: Recommendation) -> str:
         return f"Keep what you run today for now: {text}{_more_text(advice)}."
     if not result.choice.met:
         return f"Keep what you run today: nothing {found} meets the limits."
-    if measured and _none_is_told_apart(result):
+    if measured and _all_may_equal_today(result):
         return (
             "Keep what you run today for now: the measurements are too uncertain to tell it from "
             f"the {f'{count} others' if count > 1 else 'other'}."
@@ -131,12 +131,12 @@ def _keep(result: Result, advice: Recommendation) -> str:
     return f"Keep what you run today: {_nothing(result)} was found {among}."
 
 
-def _none_is_told_apart(result: Result) -> bool:
-    """Return True if each other point may need far less, or far more, than today."""
+def _all_may_equal_today(result: Result) -> bool:
+    # Each other point may need far less than today, and far more.
     for point in result.points:
         found = result.judged.differences(point)
         pairs = [] if found is None else _shown_figures(found, point)
-        if any(each.low > -UNTOLD or each.high < UNTOLD for each, _ in pairs):
+        if any(each.low > -UNCERTAIN or each.high < UNCERTAIN for each, _ in pairs):
             return False
     return True
 

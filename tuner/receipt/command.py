@@ -35,27 +35,27 @@ _NO, _YES = b"n", b"y"
 
 
 class GroupWitness:
-    """A process in this process's group that tells which signals it has received, too."""
+    """A process in this process's group that reports the signals it has received, too."""
 
     def __init__(self) -> None:
         self._link, link = socket.socketpair()
         self._pid = os.fork()
         if self._pid == 0:
             self._link.close()
-            _tell_signals(link)
+            _report_signals(link)
         link.close()
 
     def received(self, number: int) -> bool:
         """Return True if the witness has received this signal, too.
 
-        It is asked, and not waited for: on a busy machine its turn may come late.
+        A request waits for its turn, which may come late on a busy machine.
         """
         until_s = time.monotonic() + _WITNESS_S
-        while not (received := self._ask(number)) and time.monotonic() < until_s:
+        while not (received := self._has(number)) and time.monotonic() < until_s:
             time.sleep(_WITNESS_S / 20)
         return received
 
-    def _ask(self, number: int) -> bool:
+    def _has(self, number: int) -> bool:
         with contextlib.suppress(OSError):
             self._link.send(bytes([number]))
             return self._link.recv(1) == _YES
@@ -68,12 +68,12 @@ class GroupWitness:
             os.waitpid(self._pid, 0)
 
 
-def _tell_signals(link: socket.socket) -> None:
+def _report_signals(link: socket.socket) -> None:
     # Runs in the witness, with the signals blocked, as long as its parent lives.
     try:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
-        while asked := link.recv(1):
-            link.send(_NO if signal.sigtimedwait(set(asked), 0) is None else _YES)
+        while number := link.recv(1):
+            link.send(_NO if signal.sigtimedwait(set(number), 0) is None else _YES)
     finally:
         os._exit(0)
 

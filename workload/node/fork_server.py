@@ -95,7 +95,7 @@ def _become_rank(spec: dict[str, Any], group: int) -> NoReturn:
 
 
 def _terminal() -> int:
-    """Return a terminal at which nobody types: its input ends at once, as that of /dev/null does.
+    """Return a terminal without a user: its input ends at once, as that of /dev/null does.
 
     Programs ask their input for the width of a line (`stty size`), and `docker run -it` wants one.
     It lasts as long as this process, and what this process becomes.
@@ -378,13 +378,13 @@ class ForkServer:
 
     def _handle(self, request: dict[str, Any]) -> None:
         try:
-            reply = self._answer(request)
+            reply = self._reply_to(request)
         except Exception as error:
             kind, text = type(error).__name__, traceback.format_exc()
             reply = {"error": str(error), "kind": kind, "traceback": text}
         self._send({**reply, "number": request["number"]})
 
-    def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _reply_to(self, request: dict[str, Any]) -> dict[str, Any]:
         if request["op"] == "bind":
             path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "vendor_binding.py")
             rule, ranks, nodes = request["rule"], request["ranks"], request["gpu_nodes"]

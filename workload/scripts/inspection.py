@@ -116,10 +116,10 @@ def require_steps(script: Script, record: ProbeRecord, folder: Path) -> None:
         return
     log = folder / "probes" / record.request.probe_id / "rank0.log"
     if record.failure.kind == "ended":
-        what = f"{script.name!r} was started once, and {record.failure.message}"
+        outcome = f"{script.name!r} was started once, and {record.failure.message}"
     else:
-        what = f"the script {script.name!r} failed {_when(record)}: {record.failure.sentence}"
-    raise InputError(f"{what}{_last_words(record.failure)}; its log is {log}")
+        outcome = f"the script {script.name!r} failed {_when(record)}: {record.failure.sentence}"
+    raise InputError(f"{outcome}{_last_words(record.failure)}; its log is {log}")
 
 
 def announce_cost(record: ProbeRecord, announce: Announce) -> None:
@@ -155,7 +155,7 @@ _OF_LAUNCHER = re.compile(
 
 
 def _last_words(failure: Failure) -> str:
-    """Return the program's own last line; "" if the failure names its error, or tells the line."""
+    """Return the program's own last line; "" if the failure's message has it, or has an error."""
     if re.search(r"\w(Error|Exception): ", failure.message):
         return ""
     own, *launchers = _OF_LAUNCHER.split(failure.log_tail, maxsplit=1)
@@ -163,8 +163,9 @@ def _last_words(failure: Failure) -> str:
         own = own.partition("Traceback (most recent call last):")[0]
     lines = [line.strip() for line in own.splitlines()]
     last = next((line for line in reversed(lines) if re.search(r"\w", line)), "")
-    told = last in failure.message or failure.message in last
-    return "" if told else f': "{last[:200]}"'
+    if last in failure.message or failure.message in last:
+        return ""
+    return f': "{last[:200]}"'
 
 
 def blank_job(script: Script, cluster: Cluster, nodes: int = 1) -> ScriptJob:
