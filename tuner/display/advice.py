@@ -26,8 +26,8 @@ PROBABLY = 2 / 3
 #: Two-sided probability of no difference from which on a headline names no difference: nine in ten
 #: on one side, since how sure the whole is stands beside it.
 UNCLEAR = 0.2
-#: A configuration may equal today's if both a saving and a loss of this share of energy and time are
-#: within the intervals (95 %) of its measurements.
+#: A configuration may equal today's if both a saving and a loss of this share of energy and time
+#: are within the intervals (95 %) of its measurements.
 UNCERTAIN = 0.2
 PREDICTION = (
     "Every figure is predicted by the analytic models; `tuner optimize` on the machine itself "

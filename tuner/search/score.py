@@ -52,7 +52,7 @@ def best_probe(
     if drawn.question is not None:
         gain = drawn.answer_gains.mean(axis=0)
         scores = gain / (launch_J + visit_J)
-        best = first_best(scores) if gain.any() else _least_known(tried)
+        best = first_best(scores) if gain.any() else _widest(tried)
         return _window(drawn, best, launch_J + visit_J, float(gain[best]))
     sweeps, return_J = [], 0.0
     launches = [np.flatnonzero(tried.launch_of == each) for each in np.unique(tried.launch_of)]
@@ -70,7 +70,7 @@ def best_probe(
     scores = np.array([sweep.value for sweep in sweeps]) / np.maximum(joules, 1e-12)
     best = first_best(scores)
     if scores[best] <= 0:
-        return _window(drawn, _least_known(tried), launch_J + visit_J, 0.0)
+        return _window(drawn, _widest(tried), launch_J + visit_J, 0.0)
     sweep = sweeps[best]
     members = tuple(tried.members[launches[best][sweep.added]].tolist())
     gain = float(sweep.share.mean())
@@ -82,6 +82,6 @@ def _window(drawn: JointDraws, row: int, joules: np.ndarray, gain: float) -> Sco
     return ScoredProbe((member,), gain / cost_J, cost_J, cost_J, gain)
 
 
-def _least_known(tried: CandidateView) -> int:
+def _widest(tried: CandidateView) -> int:
     # Where nothing is worth anything: of the likely ones that with the widest posterior.
     return int(tried.likely[first_best(tried.posterior.log_energy_std[tried.likely])])
