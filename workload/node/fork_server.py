@@ -54,10 +54,9 @@ def _die_with_parent() -> None:
 
 
 def _become_rank(spec: dict[str, Any], group: int) -> NoReturn:
-    if spec.get("command"):
-        os.setsid()
-    else:
-        os.setpgid(0, group)
+    # A group and no session of its own: bash would make the terminal at its input that session's,
+    # and the kernel would hang up what the command leaves in the background.
+    os.setpgid(0, group)
     _die_with_parent()
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
@@ -277,7 +276,7 @@ class ForkServer:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._buffer = b""
-        self._commands: set[int] = set()  # that run, each the leader of a session
+        self._commands: set[int] = set()  # that run, each the leader of a group
 
     def _send(self, message: dict[str, Any]) -> None:
         self._connection.sendall(json.dumps(message).encode() + b"\n")
@@ -402,7 +401,7 @@ class ForkServer:
             pid = os.fork()
             if pid == 0:
                 try:
-                    _become_rank(spec, group)
+                    _become_rank(spec, 0 if spec.get("command") else group)
                 except BaseException:
                     traceback.print_exc()
                 finally:

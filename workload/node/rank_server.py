@@ -243,7 +243,7 @@ class RankServer:
         return RankGroup(self, reply["pids"], listener, first_rank=first)
 
     def spawn_command(self, spec: RankSpec, listener: socket.socket, ranks: int) -> CommandGroup:
-        """Start a command as it stands, in a session of its own; `ranks` is 0 if unknown."""
+        """Start a command as it stands, in a group of its own; `ranks` is 0 if unknown."""
         self.start()
         reply = self._request_reply({"op": "spawn", "ranks": [vars(spec)]}, timeout_s=60)
         (pid,) = reply["pids"]
