@@ -54,14 +54,16 @@ def _die_with_parent() -> None:
 
 
 def _become_rank(spec: dict[str, Any], group: int) -> NoReturn:
-    # A group and no session of its own: bash would make the terminal at its input that session's,
-    # and the kernel would hang up what the command leaves in the background.
+    # bash as the leader of a session makes the terminal at its input that session's, and the kernel
+    # hangs up what it leaves in the background: so ranks lead groups, and SIGHUP is ignored.
     os.setpgid(0, group)
     _die_with_parent()
     for number in (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)
     for number in (signal.SIGIO, signal.SIGALRM):
         signal.signal(number, signal.SIG_DFL)
+    if spec.get("command"):
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)
     signal.set_wakeup_fd(-1)
     # The agent has removed what had this name; O_NOFOLLOW: a link put there since is not followed.
     log = os.open(spec["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW, 0o644)
