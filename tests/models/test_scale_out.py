@@ -350,7 +350,9 @@ def test_a_study_on_few_predicts_the_front_for_many(few: Path, capsys: Any) -> N
     assert planned(few, "--gpus", "64,128", "--json") == 0
     answered = json.loads(capsys.readouterr().out)["plan"]["sizes"]
     assert [each["gpus"] for each in answered] == [64, 128]
-    assert answered[0]["best"]["configuration"] == result.best.to_json()["configuration"]
+    # Sizes are compared with each other and not with today, so another clock may be the best.
+    of_size, alone = answered[0]["best"]["configuration"], result.best.to_json()["configuration"]
+    assert of_size["launch"] == alone["launch"]
 
 
 @pytest.mark.slow
