@@ -235,3 +235,14 @@ def test_a_study_toml_of_any_size_is_not_read_whole(tmp_path: Path) -> None:
         assert tracemalloc.get_traced_memory()[1] < 64 * 2**20
     finally:
         tracemalloc.stop()
+
+
+def test_an_interrupt_while_the_storage_writes_stays_one() -> None:
+    def write() -> None:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise RuntimeError("did not possess lock")
+
+    with pytest.raises(KeyboardInterrupt), storage_trouble("the storage"):
+        write()

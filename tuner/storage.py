@@ -144,6 +144,14 @@ def _raised_by_storage(error: Exception) -> bool:
     return any(f"{os.sep}optuna{os.sep}storages{os.sep}" in frame.filename for frame in frames)
 
 
+def _interrupt_behind(error: BaseException) -> KeyboardInterrupt | None:
+    """Return the interrupt that an error follows from, such as one of a lock not given back."""
+    behind: BaseException | None = error
+    while behind is not None and not isinstance(behind, KeyboardInterrupt):
+        behind = behind.__cause__ or behind.__context__
+    return behind
+
+
 @contextlib.contextmanager
 def storage_trouble(where: str) -> Iterator[None]:
     """Turn a storage that stops answering into one sentence.
@@ -167,6 +175,8 @@ def storage_trouble(where: str) -> Iterator[None]:
         RuntimeError,
         ValueError,
     ) as error:
+        if (interrupt := _interrupt_behind(error)) is not None:
+            raise interrupt from None
         is_storage_error = isinstance(error, StorageInternalError | SQLAlchemyError)
         if not is_storage_error and not _raised_by_storage(error):
             raise
