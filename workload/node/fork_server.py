@@ -403,7 +403,7 @@ class ForkServer:
             pid = os.fork()
             if pid == 0:
                 try:
-                    _become_rank(spec, 0 if spec.get("command") else group)
+                    _become_rank(spec, group)
                 except BaseException:
                     traceback.print_exc()
                 finally:
@@ -411,7 +411,6 @@ class ForkServer:
             pids.append(pid)
             if spec.get("command"):
                 self._commands.add(pid)
-                continue
             group = group or pid
             with contextlib.suppress(OSError):  # the child did it first, or is gone
                 os.setpgid(pid, group)
