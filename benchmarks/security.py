@@ -1,179 +1,239 @@
-"""Attacks of three security reviews, each a test, and what a real study sends to other machines.
+"""What a local study sends to other machines, and the lines of joulefront that run as root.
 
-A group of findings is closed if its tests pass (`FINDINGS`); they attack as the review did,
-harmlessly, with the commands, files and sockets that a user has. Attacks by a second user need
-root, some others a namespace: a group whose tests are all skipped was not tried. One local study
-runs in a network namespace of its own, where its listening sockets are sampled and every packet to
-another machine is counted. Findings of the second review have 12 added to their number, those of
-the third 29. Targets: no finding open, no connection to another machine, no listening socket
-beyond loopback, and 500 lines that run as root where the user is not root.
+The study runs in a network namespace of its own, where its listening sockets are sampled. The
+namespace has a loopback interface and one more with a default route, so that a packet to any other
+machine has somewhere to go and is counted there. `--inside FOLDER` is what runs inside it. Targets:
+no connection to another machine, no listening socket beyond loopback, and 500 lines that run as
+root where the user is not root. The attacks of SECURITY.md are tests.
 """
 
 from __future__ import annotations
 
-import re
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import struct
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from benchmarks.figures import ROOT, Figure, arguments, publish
-from benchmarks.security_study import unavailable, watch
+from tuner.testing.commands import finished
 from tuner.workload.node.clocks import guard
 
-_RAY, _SLURM = "tests/executors/test_ray_security.py", "tests/deploy/test_slurm.py"
-_FILES, _SCRIPTS = "tests/workload/test_safe_files.py", "tests/deploy/test_generated_scripts.py"
-_RIGHTS, _TERMINAL = "tests/workload/node/test_rights.py", "tests/cli/test_terminal.py"
-_TRUST, _RUNS = "tests/cli/test_trust.py", "tests/problem/test_run_list.py"
-_DASHBOARD, _STORAGE = "tests/display/test_dashboard.py", "tests/test_storage.py"
-_GUARD = "tests/workload/node/clocks/test_guard_attacks.py"
+#: The machine's own address in the namespace, and one that is another machine's (RFC 5737).
+HERE, ELSEWHERE = "192.0.2.1", "198.51.100.7"
+STUDY_S = 240.0
+#: `tuner` as installed: no folder of the caller on the import path, unlike `python -c`.
+TUNER = "import sys; from tuner.cli.main import main; sys.exit(main())"
+TRAIN = """
+import torch
+torch.distributed.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8))
+optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+for _ in range(10_000_000):
+    model(torch.randn(4, 8)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One group of findings.
+@dataclass
+class ObservedLaunch:
+    """What was seen during the study.
 
     Attributes:
-        number: of the review, plus 12 (second) or 29 (third).
-        name: a few words.
-        tests: files of tests, each with words of the tests' names, as of pytest's -k; "" for all.
+        code: exit code of `tuner optimize`.
+        error: last lines of its standard error.
+        outside: protocol and destination of packets to other machines.
+        counted: packets to another machine are counted (one was sent before the study).
+        listening: "process address:port" of TCP sockets that other machines reach.
     """
 
-    number: int
-    name: str
-    tests: tuple[tuple[str, str], ...]
+    code: int | None = None
+    error: str = ""
+    outside: list[str] = field(default_factory=list)
+    counted: bool = False
+    listening: list[str] = field(default_factory=list)
 
 
-FINDINGS = (
-    Finding(1, "import path of Ray's workers", ((_RAY, "imports_nothing or joined"),)),
-    Finding(2, "a Ray that others can use", ((_RAY, "enter or token"), (_SLURM, "token"))),
-    Finding(3, "SIGKILL to recycled process groups", ((_RIGHTS, "signal"),)),
-    Finding(4, "shell injection into clocks.sh", ((_SCRIPTS, "clocks_sh or planted"),)),
-    Finding(5, "links and foreign owners in a run folder", ((_FILES, "link or users_run"),)),
-    Finding(
-        6,
-        "terminal escapes and CSV formulas",
-        ((_TERMINAL, "control or exception"), ("tests/display/test_export.py", "formula")),
-    ),
-    Finding(7, "Ray's session folder", ((_RAY, "private or enter"),)),
-    Finding(8, "dashboard on a shared node", ((_DASHBOARD, "printed_address or note_escapes"),)),
-    Finding(9, "secrets on the command line", ((_RIGHTS, "command_line or closed_to_others"),)),
-    Finding(
-        10,
-        "power samples without a limit",
-        (("tests/workload/records/test_trace.py", "up_to_a_limit"),),
-    ),
-    Finding(11, "root's rights of training scripts", ((_RIGHTS, "sudo"),)),
-    Finding(
-        12,
-        "smaller findings",
-        (
-            (_RIGHTS, "port or lock_in_the_users"),
-            ("tests/workload/hook/test_meeting.py", "listens_beyond"),
-            (_FILES, "bare_name"),
-            (_SLURM, "submit_folder"),
-            ("tests/packaging/test_install.py", "pinned"),
-        ),
-    ),
-    Finding(
-        13, "launch.sh's rendezvous", (("tests/deploy/test_launch_files.py", "script_trains"),)
-    ),
-    Finding(14, "root reads for the caller of sudo", ((_RIGHTS, "sudo"),)),
-    Finding(15, "root gives files away", ((_RIGHTS, "sudo"),)),
-    Finding(16, "root follows links in a cache", ((_RIGHTS, "sudo"),)),
-    Finding(18, "a parser of the caller's as root", ((_RIGHTS, "sudo"),)),
-    Finding(
-        19,
-        "variables before a command",
-        (
-            ("tests/workload/scripts/launchers/test_secrets.py", ""),
-            ("tests/deploy/test_redact.py", "secrets or variables"),
-        ),
-    ),
-    Finding(20, "linked folders in a bundle", (("tests/deploy/test_bundle.py", "link"),)),
-    Finding(22, "code in a file from a stranger", ((_TRUST, "trust_is or yes or dry_run"),)),
-    Finding(24, "a trace without a limit", (("tests/workload/records/test_trace.py", "stranger"),)),
-    Finding(
-        25,
-        "names of variables in scripts",
-        (("tests/workload/scripts/test_declared.py", "is_a_command"),),
-    ),
-    Finding(
-        26,
-        "files that a driver names",
-        (("tests/workload/scripts/frameworks/test_drivers.py", "files_are_few"),),
-    ),
-    Finding(27, "an idle connection to the dashboard", ((_DASHBOARD, "idle or printed_address"),)),
-    Finding(
-        28, "another user's zeusd", (("tests/workload/node/clocks/test_zeusd.py", "another_user"),)
-    ),
-    Finding(
-        29,
-        "smaller findings of the second review",
-        (
-            (_RIGHTS, "secret_of_the_search"),
-            (_STORAGE, "password"),
-            ("tests/workload/records/test_trace.py", "in_place_of_a_number"),
-        ),
-    ),
-    Finding(30, "what a file turns on in the program", ((_TRUST, "driver or key or run_lists"),)),
-    Finding(31, "the clock guard believes its caller", ((_GUARD, "stood_before"),)),
-    Finding(32, "two clock guards on one GPU", ((_GUARD, "second_search"),)),
-    Finding(
-        33, "compilers that outlive a search", (("tests/workload/node/test_nothing_left.py", ""),)
-    ),
-    Finding(
-        34,
-        "the clock guard's caller ends or stops it",
-        ((_GUARD, "signal or key or inherited or child or frozen"),),
-    ),
-    Finding(35, "a run folder that blocks the list", ((_RUNS, "pipe or closed"),)),
-    Finding(36, "a list of trust that can be forged", ((_TRUST, "word or terminal_is_sent"),)),
-    Finding(37, "controls in names that scripts hold", ((_TERMINAL, "for_scripts"),)),
-    Finding(38, "a list of runs beside a search", ((_RUNS, "vanish or looks_at"),)),
-    Finding(
-        39,
-        "tracebacks of outputs that are full or closed",
-        ((_TERMINAL, "full_or_closed or folder_as"),),
-    ),
-    Finding(
-        40, "metrics for pages of other sites", (("tests/online/test_metrics.py", "other_sites"),)
-    ),
-    Finding(41, "what is installed as the clock guard", ((_GUARD, "installed or confined"),)),
-)
+def _unshare() -> list[str]:
+    return ["unshare", "--net", *([] if os.geteuid() == 0 else ["--map-root-user"])]
 
 
-def outcome_of(file: str, words: str, folder: Path) -> tuple[bool | None, str]:
-    """Run tests; return True if a finding is open, None if it was not tried, and pytest's words.
+def unavailable() -> str:
+    """Return why no study can be watched here, empty if one can."""
+    for name in ("unshare", "ip"):
+        if shutil.which(name) is None:
+            return f"there is no {name} command"
+    trial = finished([*_unshare(), "true"])
+    return "" if trial.returncode == 0 else f"no network namespace: {trial.stderr.strip()}"
 
-    Tests that cannot be run, or words that no test has, count as open: they show nothing.
+
+def watch(folder: Path) -> ObservedLaunch:
+    """Run the study in a namespace of its own and return what was seen.
+
+    Raises:
+        RuntimeError: it could not be watched.
     """
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "slow or not slow", "-k", words, file]
-    done = subprocess.run(
-        [*command, "-p", "no:cacheprovider", f"--basetemp={folder / 'tests'}"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    said = (done.stdout.strip().splitlines() or ["no output"])[-1].strip("= ")
+    words = [sys.executable, "-P", "-m", "benchmarks.security", "--inside", str(folder)]
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    environment = {**os.environ, "PATH": path, "PYTHONPATH": str(ROOT)}
+    done = finished([*_unshare(), *words], env=environment)
     if done.returncode:
-        return True, said
-    return (False if re.search(r"\d+ passed", said) else None), said
+        raise RuntimeError(f"the study was not watched: {done.stderr[-2000:]}")
+    return ObservedLaunch(**json.loads((folder / "seen.json").read_text()))
 
 
-def is_open(finding: Finding) -> bool:
-    """Attack one group of findings, print a line for each file of tests, and return the outcome."""
-    opened = False
-    for file, words in finding.tests:
-        with tempfile.TemporaryDirectory(prefix="joulefront-security-") as folder:
-            found, said = outcome_of(file, words, Path(folder))
-        opened = opened or bool(found)
-        outcome = {True: "OPEN", False: "closed", None: "not tried here"}[found]
-        print(f"{finding.number:2}  {outcome:14}  {finding.name}: {file} ({said})", flush=True)
-    return opened
+def _interfaces() -> None:
+    """Bring up loopback, and an interface with a default route that leads nowhere."""
+    for line in (
+        "link set lo up",
+        "link add outside type veth peer name nowhere",
+        f"address add {HERE}/24 dev outside",
+        "link set outside arp off",  # packets leave although no machine answers
+        "link set outside addrgenmode none",  # no IPv6 address, so none is announced either
+        "link set nowhere addrgenmode none",
+        "link set nowhere up",
+        "link set outside up",
+        "route add default dev outside",
+    ):
+        subprocess.run(["ip", *line.split()], check=True)
+
+
+def _capture(found: set[str]) -> None:
+    """Note protocol and destination of every packet on the outside interface."""
+    with socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(3)) as packets:
+        packets.bind(("outside", 0))
+        while True:
+            data, (_, protocol, *_) = packets.recvfrom(65535)
+            if protocol == 0x0800 and len(data) >= 24:  # IPv4
+                start = 4 * (data[0] & 15)
+                name = {6: "tcp", 17: "udp"}.get(data[9], f"protocol {data[9]}")
+                port = struct.unpack_from("!H", data, start + 2)[0]
+                asked = f" for {_query(data[start + 8 :])}" if (name, port) == ("udp", 53) else ""
+                found.add(f"{name} {socket.inet_ntoa(data[16:20])}:{port}{asked}")
+            else:
+                found.add(f"ethertype {protocol:#06x}")
+
+
+def _query(message: bytes) -> str:
+    """Return the name that a DNS message asks for (RFC 1035, section 4.1.2)."""
+    labels, at = [], 12
+    while at < len(message) and message[at]:
+        labels.append(message[at + 1 : at + 1 + message[at]].decode(errors="replace"))
+        at += 1 + message[at]
+    return ".".join(labels)
+
+
+def _processes() -> list[Path]:
+    """Return /proc/PID of every process in this network namespace."""
+    ours, found = os.readlink("/proc/self/ns/net"), []
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if os.readlink(path / "ns/net") == ours:
+                found.append(path)
+    return found
+
+
+def _words(process: Path) -> list[str]:
+    with contextlib.suppress(OSError):
+        return (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
+    return []
+
+
+def _listening(named: dict[str, str]) -> None:
+    """Add listening TCP sockets beyond loopback: inode -> "process address:port"."""
+    new = {}
+    for table in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
+        for line in Path(table).read_text().splitlines()[1:]:
+            columns = line.split()
+            host, port = columns[1].split(":")
+            loopback = host.endswith("7F") if len(host) == 8 else host in _LOOPBACK_6
+            if len(host) == 32 and host.startswith("0" * 16 + "FFFF0000") and host.endswith("7F"):
+                loopback = True  # ::ffff:127.x.y.z
+            if columns[3] == "0A" and not loopback and columns[9] not in named:
+                new[columns[9]] = f"{_shown(host)}:{int(port, 16)}"
+    if not new:
+        return
+    for process in _processes():
+        for link in process.glob("fd/*"):
+            with contextlib.suppress(OSError):
+                inode = os.readlink(link).removeprefix("socket:[").removesuffix("]")
+                if inode in new:
+                    name = (process / "comm").read_text().strip()
+                    words = " ".join(_words(process))
+                    if name.startswith("python"):
+                        names = ("tuner.cli.main", "driver"), ("fork_server", "rank")
+                        name = next((n for part, n in names if part in words), words[-60:])
+                    named[inode] = f"{name} {new.pop(inode)}"
+    named.update({inode: f"? {address}" for inode, address in new.items()})
+
+
+_LOOPBACK_6 = ("00000000000000000000000001000000",)
+
+
+def _shown(host: str) -> str:
+    if not int(host, 16):
+        return "*"
+    data = b"".join(bytes.fromhex(host[i : i + 8])[::-1] for i in range(0, len(host), 8))
+    return socket.inet_ntop(socket.AF_INET if len(data) == 4 else socket.AF_INET6, data)
+
+
+def watch_inside(folder: Path) -> None:
+    """Run and watch the study in this namespace; write what was seen to FOLDER/seen.json."""
+    _interfaces()
+    seen, outside, listening = ObservedLaunch(), set[str](), dict[str, str]()
+    threading.Thread(target=_capture, args=(outside,), daemon=True).start()
+    time.sleep(0.3)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as trial:
+        trial.sendto(b"x", (ELSEWHERE, 9))
+    time.sleep(0.3)
+    seen.counted = f"udp {ELSEWHERE}:9" in outside
+    outside.clear()
+
+    here, home = folder / "here", folder / "home"
+    for path in (here, home):
+        path.mkdir()
+    (here / "train.py").write_text(TRAIN)
+    env = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+    env |= {"HOME": str(home), "XDG_CACHE_HOME": str(home / "cache")}
+    words = ["optimize", "--steps", "100", "--global-batch", "8", "--max-probes", "1"]
+    words += ["--no-verify", "--quiet", "--knob", "pause=1,2", "--"]  # something to turn
+    words += ["torchrun", "--nproc-per-node", "2", "train.py", "--pause", "{pause=1}"]
+    with tempfile.TemporaryFile("w+") as error:
+        began_s = time.monotonic()
+        command = subprocess.Popen(
+            [sys.executable, "-P", "-c", TUNER, *words],
+            cwd=here,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=error,
+            text=True,
+            start_new_session=True,
+        )
+        try:
+            while command.poll() is None and time.monotonic() - began_s < STUDY_S:
+                _listening(listening)
+                time.sleep(0.1)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(command.pid, signal.SIGKILL)
+            command.wait()
+        seen.code = command.returncode
+        error.seek(0)
+        seen.error = error.read()[-1000:].strip()
+    seen.outside, seen.listening = sorted(outside), sorted(listening.values())
+    (folder / "seen.json").write_text(json.dumps(asdict(seen)))
 
 
 def lines_as_root() -> int:
@@ -202,18 +262,15 @@ def study_figures() -> list[Figure]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Attack, watch a study, and publish the figures."""
-    parser = arguments("attacks of the security reviews")
-    parser.add_argument(
-        "--only", type=int, metavar="N", choices=range(1, 42), help="one group of findings, 1 to 41"
-    )
+    """Watch a study and publish the figures; with --inside, be what watches it."""
+    parser = arguments("what a study sends to other machines")
+    parser.add_argument("--inside", type=Path, metavar="FOLDER", help="(used by this command)")
     options = parser.parse_args(argv)
-    opened = sum(is_open(f) for f in FINDINGS if options.only in (None, f.number))
-    figures = [
-        Figure("findings_open", opened, "count"),
-        Figure("lines_as_root", lines_as_root(), "lines"),
-    ]
-    publish(figures + (study_figures() if options.only is None else []), options.json)
+    if options.inside:
+        watch_inside(options.inside)
+        return
+    figures = [Figure("lines_as_root", lines_as_root(), "lines"), *study_figures()]
+    publish(figures, options.json)
 
 
 if __name__ == "__main__":

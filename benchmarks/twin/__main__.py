@@ -1,8 +1,8 @@
-"""The GPU path on a twin GPU node: its errors against the exact truth, and the audits' findings.
+"""The GPU path on a twin GPU node: its errors against the exact truth.
 
 Nothing here is a measurement of a GPU. Targets: energy error 0.5 % (median) and 1 % (worst) under
-filtered power and a lagging counter, and 1 % under power smoothing; no clock left wrong, no finding
-open, every condition of fleets right and doctor in agreement with what a study does; and by a whole
+filtered power and a lagging counter, and 1 % under power smoothing; no clock left wrong,
+every condition of fleets right and doctor in agreement with what a study does; and by a whole
 study 98 % of the true front's hypervolume, windows off the laws by 0.05 % (median) and 0.5 %
 (worst), and points by 1 %.
 """
@@ -20,9 +20,7 @@ import numpy as np
 from benchmarks.figures import Figure, arguments, publish
 from benchmarks.twin.clocks import delivered_clock_error
 from benchmarks.twin.energy import window_error
-from benchmarks.twin.findings import by_key
 from benchmarks.twin.front import run_study
-from benchmarks.twin.named_tests import Outcome, run_named_tests
 from benchmarks.twin.smoothing import smoothing_error_worst
 from tests.workload.node.clocks.governor_faults import FAULTS, try_fault
 from tests.workload.node.platforms.fleet_conditions import CONDITIONS, wrong
@@ -59,18 +57,6 @@ def clocks(windows: int, rounds: int) -> list[Figure]:
         Figure("delivered_clock_error_worst", max(errors), "%"),
         Figure("clocks_wrong", wrong, "count"),
     ]
-
-
-def findings() -> list[Figure]:
-    still_open = 0
-    outcomes = run_named_tests()
-    for key, title in by_key().items():
-        tests = outcomes.get(key, Outcome())
-        state = tests.state
-        still_open += bool(state)
-        said = f"open: {state}" if state else f"mended ({tests.passed} tests)"
-        print(f"{key:13}  {title}: {said}", flush=True)
-    return [Figure("findings_open", still_open, "count")]
 
 
 def smoothing() -> list[Figure]:
@@ -119,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         print("front_hypervolume: deepspeed is not installed")
     elif options.probes:
         figures += front(options.probes)
-    publish([*figures, *findings()], options.json)
+    publish(figures, options.json)
 
 
 if __name__ == "__main__":

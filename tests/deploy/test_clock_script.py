@@ -124,7 +124,7 @@ def test_the_commands_exit_code_is_its_own(machine: Machine) -> None:
     assert machine.gpu(0) == EARLIER
 
 
-def test_second_day_9_gpus_without_persistence_mode_keep_their_settings(machine: Machine) -> None:
+def test_gpus_without_persistence_mode_keep_their_settings(machine: Machine) -> None:
     """One of two forgets its lock and limit as soon as nvidia-smi ends."""
     machine.is_at(1, pm="Disabled")
     done = machine.run(*show(machine))
@@ -135,7 +135,7 @@ def test_second_day_9_gpus_without_persistence_mode_keep_their_settings(machine:
     assert "-i 0 -pm" not in (machine.state / "log").read_text()
 
 
-def test_second_day_9_the_guard_turns_persistence_mode_off_again(machine: Machine) -> None:
+def test_the_guard_turns_persistence_mode_off_again(machine: Machine) -> None:
     machine.is_at(0, pm="Disabled")
     mark = machine.state / "mark"
     process = machine.start("bash", "-c", f"touch {mark}; exec sleep 20")
@@ -187,7 +187,7 @@ def _left(script: Path) -> list[str]:
     return found
 
 
-def test_second_day_9_settings_that_are_not_in_force_are_said_while_it_trains(
+def test_settings_that_are_not_in_force_are_said_while_it_trains(
     machine: Machine,
 ) -> None:
     """The command waits for the sentences: its settings are read back while it runs."""

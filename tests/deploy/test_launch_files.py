@@ -86,10 +86,10 @@ def test_ops_are_found_where_the_probes_compiled_them(
         ({"/slice/job": "6400000 100000"}, None),
     ],
 )
-def test_finding_14_threads_count_the_cores_that_were_granted(
+def test_threads_count_the_cores_that_were_granted(
     tmp_path: Path, quotas: dict[str, str], threads: int | None
 ) -> None:
-    """finding_14: by affinity and by the quotas of the control group, as the probes count them."""
+    """By affinity and by the quotas of the control group, as the probes count them."""
     write_launch_files((Configuration.of(micro_batch=2), job(), GPUS), tmp_path / "best")
     (tmp_path / "proc/self").mkdir(parents=True)
     (tmp_path / "proc/self/cgroup").write_text("0::/slice/job\n")
@@ -207,7 +207,7 @@ else:
 """
 
 
-def test_second_day_6_ranks_are_bound_as_they_were_measured(tmp_path: Path) -> None:
+def test_ranks_are_bound_as_they_were_measured(tmp_path: Path) -> None:
     offload = Configuration.of(data_parallel=8, zero_stage=2, optimizer_offload="cpu")
     write_launch_files((offload, job(), GPU), tmp_path)
     python = tmp_path / "python"

@@ -187,7 +187,7 @@ def test_tune_sbatch_starts_ray_on_both_nodes(
     assert made.count(f"rm -rf {files}") == 2
     masks = [call.split()[1] for call in made if call.startswith("Cpus_allowed:")]
     masks = [mask.replace(",", "") for mask in masks]
-    assert {int(mask, 16).bit_count() for mask in masks} == {CORES_HERE}  # second_day_5
+    assert {int(mask, 16).bit_count() for mask in masks} == {CORES_HERE}
 
 
 def test_scancel_interrupts_the_study(
@@ -215,6 +215,5 @@ def test_job_sbatch_trains_on_both_nodes(
     wait_until(lambda: is_over(slurm, number), 200)
     told = (tmp_path / "out").read_text()
     assert {line for line in told.splitlines() if line.startswith("met")} == {
-        f"met 2 on {name} with {CORES_HERE}"
-        for name in NODES  # second_day_5
+        f"met 2 on {name} with {CORES_HERE}" for name in NODES
     }, told

@@ -89,7 +89,7 @@ def ray_starts(environment: dict[str, str]) -> list[str]:
     return [call for call in calls(environment) if call.startswith("srun") and "bash -c mk" in call]
 
 
-def test_second_day_5_ray_gets_all_cores_of_each_node(environment: dict[str, str]) -> None:
+def test_ray_gets_all_cores_of_each_node(environment: dict[str, str]) -> None:
     """Nodes with unlike cores, too (cluster_4): with one number for all, srun starts none."""
     subprocess.run(["bash", str(SCRIPT)], env=environment, timeout=60, check=True)
     steps = ray_starts(environment)

@@ -139,7 +139,7 @@ def test_the_next_step_continues_a_search_that_found_too_little(tmp_path):
     assert "Next: tuner apply script" in answer_lines(trains)
 
 
-def test_finding_19_a_ranking_of_parallelisms_is_said_to_be_the_programs():
+def test_a_ranking_of_parallelisms_is_said_to_be_the_programs():
     result = small_result()
     job = load_job()
     assert View(replace(result, job=job)).notices == ""  # nothing splits the model

@@ -370,7 +370,7 @@ def test_a_lost_node_that_ray_still_counts_is_not_waited_for(lost: Agent) -> Non
     assert "no more than 1 is left" in executor._done[0].failure.message
 
 
-def test_second_day_10_memory_that_rays_monitor_ran_out_of_is_learnt_as_that() -> None:
+def test_memory_that_rays_monitor_ran_out_of_is_learnt_as_that() -> None:
     """Ray 2.60 reports an actor that its monitor ended by OutOfMemoryError, no RayActorError."""
     executor, ray = Nodes("a"), Ray()
     executor._ray = executor.pool._ray = ray

@@ -44,10 +44,8 @@ def executor_with(slots: list[Slot], answer: dict[str, Any], said: list[str]) ->
     ("nodes", "kind", "aside"),
     [(2, "node", True), (1, "node", False), (2, "crash", False)],
 )
-def test_second_day_7_a_node_with_damaged_gpus_is_set_aside(
-    nodes: int, kind: str, aside: bool
-) -> None:
-    """second_day_7: the launch, which is not blamed, is proposed again and goes to another."""
+def test_a_node_with_damaged_gpus_is_set_aside(nodes: int, kind: str, aside: bool) -> None:
+    """The launch, which is not blamed, is proposed again and goes to another."""
     failed = record(failure=Failure(kind, "GPU-1 has 2 more uncorrectable memory errors"))
     slots = [Slot(f"id{n}", f"node{n}", "", SimpleNamespace(), 1.0) for n in range(nodes)]
     said: list[str] = []

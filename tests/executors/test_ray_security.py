@@ -66,7 +66,7 @@ def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[dict[str, A
     return calls
 
 
-def test_second_day_10_a_ray_of_ours_leaves_full_memory_to_the_kernel(
+def test_a_ray_of_ours_leaves_full_memory_to_the_kernel(
     started: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     join_ray(None).leave()

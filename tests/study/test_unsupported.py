@@ -69,8 +69,8 @@ def measured(runs: Path) -> set[Configuration]:
     }
 
 
-def test_third_day_6_a_refused_clock_costs_one_probe_and_no_other_knob(tmp_path: Path) -> None:
-    """third_day_6: three refusals of the clock ended the search with nothing measured."""
+def test_a_refused_clock_costs_one_probe_and_no_other_knob(tmp_path: Path) -> None:
+    """Three refusals of the clock ended the search with nothing measured."""
     result = searched(tmp_path, Refusing(), max_probes=9)
     missing = [record for record in records_of(tmp_path) if record.missed]
     assert len(missing) == 1

@@ -125,7 +125,7 @@ def test_steps_take_the_time_and_the_energy_of_the_laws(
 
 
 @pytest.mark.parametrize("clock_MHz", [1410, 910])
-def test_second_day_11_a_metered_window_is_that_of_the_laws(
+def test_a_metered_window_is_that_of_the_laws(
     twin_node: Make, start: Callable[..., Rank], clock_MHz: int
 ) -> None:
     node = twin_node(replace(CORE_GPU, switch_s=0.0), call_s=1e-5)

@@ -163,8 +163,8 @@ def test_a_boundary_waits_for_the_devices_that_hold_tensors(
         ("CUDA error: out of memory", "out_of_memory"),
     ],
 )
-def test_second_day_7_errors_of_the_hardware_are_the_nodes(message: str, kind: str) -> None:
-    """second_day_7: they were blamed on the configuration that happened to run."""
+def test_errors_of_the_hardware_are_the_nodes(message: str, kind: str) -> None:
+    """They were blamed on the configuration that happened to run."""
     told = failure(RuntimeError(message))
     assert told["kind"] == kind
     if kind == "node":

@@ -91,10 +91,10 @@ def _shown(log: Path) -> bool:
 @two_cores
 @needs_numactl
 @pytest.mark.slow
-def test_second_day_6_ranks_have_the_cores_that_the_command_asks_for(
+def test_ranks_have_the_cores_that_the_command_asks_for(
     start: Callable[..., Any],
 ) -> None:
-    """Without the option, ranks on GPUs share all cores. It is a part of finding_14, too."""
+    """Without the option, ranks on GPUs share all cores."""
     for command in (
         "torchrun --nproc-per-node 2 --numa-binding exclusive show.py",
         "deepspeed --num_gpus 2 --bind_cores_to_rank show.py",
@@ -110,7 +110,7 @@ def test_second_day_6_ranks_have_the_cores_that_the_command_asks_for(
 @pytest.mark.twin
 @pytest.mark.real
 @two_cores
-def test_second_day_6_a_list_of_cores_is_divided_and_a_wrong_one_refused(
+def test_a_list_of_cores_is_divided_and_a_wrong_one_refused(
     start: Callable[..., Any],
 ) -> None:
     last = CORES[-1]
@@ -124,14 +124,14 @@ def test_second_day_6_a_list_of_cores_is_divided_and_a_wrong_one_refused(
 @pytest.mark.slow
 @pytest.mark.twin
 @pytest.mark.real
-def test_second_day_6_torchruns_binding_needs_gpus(start: Callable[..., Any]) -> None:
+def test_torchruns_binding_needs_gpus(start: Callable[..., Any]) -> None:
     cores = replace(load_cluster("cpu-2"), devices_per_node=2)
     command = "torchrun --nproc-per-node 2 --numa-binding node show.py"
     with pytest.raises(InputError, match="--numa-binding node cannot be applied"):
         start(command, on=cores)
 
 
-def test_second_day_6_the_built_in_program_is_bound_under_offload_on_gpus() -> None:
+def test_the_built_in_program_is_bound_under_offload_on_gpus() -> None:
     job, gpus = load_job(), load_cluster("h100-32")
     plain = Configuration.of(data_parallel=2)
     offload = Configuration.of(data_parallel=2, zero_stage=2, optimizer_offload="cpu")
@@ -141,7 +141,7 @@ def test_second_day_6_the_built_in_program_is_bound_under_offload_on_gpus() -> N
 
 
 @pytest.mark.twin
-def test_second_day_6_offload_is_measured_unbound_where_no_binding_is_possible(
+def test_offload_is_measured_unbound_where_no_binding_is_possible(
     twin_node: Callable[..., TwinNode],
 ) -> None:
     """The rule is given the memory node of each GPU; one that refuses costs no probe."""
@@ -163,7 +163,7 @@ def test_second_day_6_offload_is_measured_unbound_where_no_binding_is_possible(
         bound_ranks("cores:4000-4001", given_away, 1, platform=Nvidia(), by_command=True)
 
 
-def test_second_day_6_a_binding_is_kept_with_the_job() -> None:
+def test_a_binding_is_kept_with_the_job() -> None:
     launcher = Launcher("torchrun", ("torchrun",), ("t.py",), 2, binding="numa:node")
     assert Launcher.from_json(launcher.to_json()) == launcher
     assert "binding" not in replace(launcher, binding="").to_json()

@@ -37,7 +37,7 @@ def packages() -> Path:
 @launches
 @pytest.mark.parametrize("case", CASES)
 def test_ranks_of_the_cuda_build_reach_their_own_cuinit(packages: Path, case: str) -> None:
-    """second_day_1, second_day_12: nothing starts or spoils CUDA before the fork."""
+    """Nothing starts or spoils CUDA before the fork."""
     found = launch(case, packages)
     assert found.bad_forks == []
     assert (found.touches, found.why) == (0, "")
@@ -55,10 +55,10 @@ def test_a_cuda_build_newer_than_the_driver_is_one_sentence(packages: Path, tmp_
 
 @pytest.mark.real
 @pytest.mark.timeout(120)
-def test_third_day_7_every_preload_is_asked_for_as_the_fork_server_reads_it(
+def test_every_preload_is_asked_for_as_the_fork_server_reads_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """third_day_7: the gate over the preloads ended in a KeyError, and printed nothing."""
+    """The gate over the preloads ended in a KeyError, and printed nothing."""
     monkeypatch.setattr(cases, "PRELOAD_OPTIONAL", ("json",))
     monkeypatch.setattr(cases, "FRAMEWORKS", ())
     found = cases._preloads(tmp_path)

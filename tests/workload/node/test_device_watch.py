@@ -42,10 +42,10 @@ class TestDamage:
         ("compute", "says"),
         [((8, 0), "1 more remapped rows"), ((7, 0), "1 more retired pages")],
     )
-    def test_second_day_7_a_failure_in_which_a_counter_moved_is_the_nodes(
+    def test_a_failure_in_which_a_counter_moved_is_the_nodes(
         self, twin_node: Make, kind: str, compute: tuple[int, int], says: str
     ) -> None:
-        """second_day_7: CUDA says "illegal memory access" for it, too."""
+        """CUDA says "illegal memory access" for it, too."""
         node = twin_node(TwinGpu(), TwinGpu(compute=compute))
         watch = DeviceWatch(Nvidia())
         failure = Failure(kind, "an illegal memory access was encountered")
@@ -60,8 +60,8 @@ class TestDamage:
         assert says in found.message
         assert failure.message in found.message
 
-    def test_second_day_7_a_lost_gpu_is_the_nodes(self, twin_node: Make) -> None:
-        """second_day_7: also where CUDA_VISIBLE_DEVICES names the others only by their absence."""
+    def test_a_lost_gpu_is_the_nodes(self, twin_node: Make) -> None:
+        """Also where CUDA_VISIBLE_DEVICES names the others only by their absence."""
         node = twin_node(TwinGpu(), TwinGpu(uuid="GPU-b"))
         watch = DeviceWatch(Nvidia())
         node.set(1, lost=1)
@@ -105,10 +105,10 @@ class TestOthers:
             yield parent.pid, int(parent.stdout.readline())
             parent.stdin.close()
 
-    def test_second_day_8_an_inline_probe_on_a_gpu_in_use_is_refused(
+    def test_an_inline_probe_on_a_gpu_in_use_is_refused(
         self, twin_node: Make, tmp_path: Path
     ) -> None:
-        """second_day_8 (and finding_6): nothing is launched, and the launch is not blamed."""
+        """Nothing is launched, and the launch is not blamed."""
         node = twin_node(TwinGpu(), TwinGpu(), virtual_time=False)
         node.processes(1, compute=[(77, GIB)])
         began = datetime.now(UTC) - timedelta(milliseconds=1)
@@ -131,17 +131,17 @@ class TestOthers:
             assert not runner.node.server.alive
 
     @pytest.mark.slow
-    def test_second_day_8_so_is_tuner_probe(
+    def test_so_is_tuner_probe(
         self, twin_node: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
-        """second_day_8: tuner dev probe runs the same probe."""
+        """`tuner dev probe` runs the same probe."""
         twin_node(TwinGpu(), virtual_time=False).processes(0, compute=[(77, GIB)])
         words = ["tiny-gpt", "data_parallel=1", "--quiet", "--runs-dir", str(tmp_path)]
         assert main(["dev", "probe", *words]) == 1
         assert "GPU 0 is used by process 77" in capsys.readouterr().out
 
-    def test_second_day_8_a_process_that_comes_in_a_window_is_noted(self, twin_node: Make) -> None:
-        """second_day_8: at the end of each window, as contention of cores."""
+    def test_a_process_that_comes_in_a_window_is_noted(self, twin_node: Make) -> None:
+        """At the end of each window, as contention of cores."""
         node = twin_node(TwinGpu(), TwinGpu())
         watch = DeviceWatch(Nvidia())
         watch.require_free()
@@ -156,10 +156,10 @@ class TestOthers:
         node.fail("nvmlDeviceGetCount", pynvml.NVML_ERROR_UNKNOWN)
         assert watch.others({41}) == ""
 
-    def test_second_day_15_what_ranks_have_started_is_their_own(
+    def test_what_ranks_have_started_is_their_own(
         self, twin_node: Make, worker: tuple[int, int]
     ) -> None:
-        """second_day_15: SuperOffload's worker is a second CUDA process of each rank."""
+        """SuperOffload's worker is a second CUDA process of each rank."""
         rank, helper = worker
         node = twin_node()
         node.processes(0, compute=[(rank, 30 * GIB), (helper, GIB)])

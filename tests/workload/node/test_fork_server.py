@@ -151,7 +151,6 @@ def test_a_rank_has_a_terminal_at_which_nobody_types(
 
 
 def test_the_server_keeps_no_descriptor_of_nvml(start: Start, node: TwinNode) -> None:
-    """Named for finding_9."""
     server = start(NVML_AT_IMPORT + "pynvml.nvmlInit()\n")
     assert server._process is not None
     folder = Path(f"/proc/{server._process.pid}/fd")
@@ -166,7 +165,7 @@ def test_an_import_that_starts_the_driver_is_noticed(start: Start, node: TwinNod
 
 @pytest.mark.real
 def test_asking_for_torchs_build_leaves_cuda_to_the_ranks(start: Start, tmp_path: Path) -> None:
-    """second_day_1: after _cuda_getArchFlags, torch refuses CUDA in each child forked later."""
+    """After _cuda_getArchFlags, torch refuses CUDA in each child forked later."""
     server = start(CUDA_BUILD)
     assert server.torch is not None
     assert (server.torch.cuda, server.torch.architectures) == ("13.0", "sm_90")
@@ -176,7 +175,7 @@ def test_asking_for_torchs_build_leaves_cuda_to_the_ranks(start: Start, tmp_path
 
 @pytest.mark.real
 def test_an_import_after_which_torch_refuses_cuda_is_noticed(start: Start, tmp_path: Path) -> None:
-    """second_day_1: it starts neither torch's CUDA nor the driver."""
+    """It starts neither torch's CUDA nor the driver."""
     server = start(CUDA_BUILD + "flags()\n")
     assert "torch refuses CUDA" in server.fork_unsafe
     assert "bad fork True" in output_of_rank(server, tmp_path, ASK_TORCH)
@@ -203,10 +202,8 @@ def test_children_that_wait_for_a_lock_for_ever_cost_no_probe(start: Start, tmp_
     assert server.torch.architectures == ""  # not known
 
 
-def test_finding_1_an_optional_import_that_fails_is_left_to_the_rank(
-    node: TwinNode, tmp_path: Path
-) -> None:
-    """finding_1: modules of older releases of DeepSpeed fail for want of nvcc."""
+def test_an_optional_import_that_fails_is_left_to_the_rank(node: TwinNode, tmp_path: Path) -> None:
+    """Modules of older releases of DeepSpeed fail for want of nvcc."""
     (tmp_path / "picky.py").write_text("raise RuntimeError('CUDA_HOME does not exist')\n")
     path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     server = RankServer(needs=(), env=node.environment() | {"PYTHONPATH": path})

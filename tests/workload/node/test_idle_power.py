@@ -31,8 +31,8 @@ class Meter:
         self.energy_J += seconds * self.power_W
 
 
-def test_finding_20_idle_power_is_measured_on_cool_devices() -> None:
-    """finding_20: right after the ranks of a probe, devices are hot and at their highest clock."""
+def test_idle_power_is_measured_on_cool_devices() -> None:
+    """Right after the ranks of a probe, devices are hot and at their highest clock."""
     clock = FakeClock(0.0)
     idle, meter = IdlePower(clock), Meter(clock)
     assert idle.measure(meter, 0.0, meter.wait) is None  # type: ignore[arg-type]
@@ -49,10 +49,10 @@ def test_finding_20_idle_power_is_measured_on_cool_devices() -> None:
 
 @pytest.mark.twin
 class TestMemory:
-    def test_finding_17_what_ranks_hold_outside_torchs_allocator_counts(
+    def test_what_ranks_hold_outside_torchs_allocator_counts(
         self, twin_node: Callable[..., TwinNode]
     ) -> None:
-        """finding_17: the CUDA context, NCCL's and cuBLAS's buffers are part of the peak."""
+        """The CUDA context, NCCL's and cuBLAS's buffers are part of the peak."""
         node = twin_node(TwinGpu(), TwinGpu())
         node.processes(0, compute=[(41, 30 * GIB), (900, GIB)])
         node.processes(1, compute=[(42, 31 * GIB)])
@@ -63,10 +63,10 @@ class TestMemory:
         assert peak_bytes([{"device_bytes": 32 * GIB}], 31 * GIB) == 32 * GIB
 
     @pytest.mark.parametrize("listed", [True, False])
-    def test_finding_17_the_next_launch_waits_for_the_memory_of_the_last(
+    def test_the_next_launch_waits_for_the_memory_of_the_last(
         self, twin_node: Callable[..., TwinNode], listed: bool
     ) -> None:
-        """finding_17: unpinning takes longer than the kill, and the next ranks would not fit.
+        """Unpinning takes longer than the kill, and the next ranks would not fit.
 
         In a container, where no process is listed, they would be refused as on a GPU in use.
         """

@@ -202,7 +202,7 @@ class TestGpuCluster:
             ("NVIDIA B300", (10, 3), 20480, 1920, 2500e12),
         ],
     )
-    def test_finding_16_assumed_peaks_are_those_of_the_data_sheets(
+    def test_assumed_peaks_are_those_of_the_data_sheets(
         self,
         twin_node: Make,
         host: Host,
@@ -212,7 +212,7 @@ class TestGpuCluster:
         max_MHz: int,
         sheet: float,
     ) -> None:
-        """finding_16: GeForce was taken for 2.5 times, B300 for a seventh of its peak."""
+        """GeForce was taken for 2.5 times, B300 for a seventh of its peak."""
         clocks = (210, max_MHz)
         twin_node(TwinGpu(name=name, compute=compute, cores=cores, clock_MHz=clocks))
         assert self.detect(host).device.peak_flops == pytest.approx(sheet, rel=0.03)
@@ -290,7 +290,7 @@ class TestFacts:
         assert node.locked_MHz() is None
 
     @pytest.mark.twin
-    def test_second_day_9_a_gpu_that_forgets_its_clocks_is_named(
+    def test_a_gpu_that_forgets_its_clocks_is_named(
         self, twin_node: Callable[..., TwinNode], tmp_path: Path
     ) -> None:
         twin_node(TwinGpu(), TwinGpu()).set(1, persistence=0)

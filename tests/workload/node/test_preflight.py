@@ -152,7 +152,7 @@ def test_a_node_without_gpus_or_compiler_is_one_of_cores(proc: Path, twin_node: 
     ("gpus", "cores", "refused", "warned"),
     [(2, 1, True, True), (2, 2, False, True), (2, 7, False, True), (2, 8, False, False)],
 )
-def test_second_day_5_a_rank_needs_a_core_and_wants_four(
+def test_a_rank_needs_a_core_and_wants_four(
     proc: Path, twin_node: Make, gpus: int, cores: int, refused: bool, warned: bool
 ) -> None:
     twin_node(*[TwinGpu()] * gpus)
@@ -165,9 +165,7 @@ def test_second_day_5_a_rank_needs_a_core_and_wants_four(
     assert facts.to_json()["cores"] == cores
 
 
-def test_second_day_5_a_quota_counts_as_well_and_in_parts_of_a_core(
-    proc: Path, twin_node: Make
-) -> None:
+def test_a_quota_counts_as_well_and_in_parts_of_a_core(proc: Path, twin_node: Make) -> None:
     twin_node(TwinGpu(), TwinGpu())
     cgroup = proc.parent / "cgroup"
     cgroup.mkdir()
@@ -176,7 +174,7 @@ def test_second_day_5_a_quota_counts_as_well_and_in_parts_of_a_core(
     assert "1.5 cores are granted for 2 GPUs" in sentence
 
 
-def test_second_day_5_devices_that_are_cores_have_one_each(proc: Path, twin_node: Make) -> None:
+def test_devices_that_are_cores_have_one_each(proc: Path, twin_node: Make) -> None:
     twin_node().fail("nvmlInit", pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
     facts = seen(proc, affinity=range(2))
     assert facts.cluster is not None
@@ -185,7 +183,7 @@ def test_second_day_5_devices_that_are_cores_have_one_each(proc: Path, twin_node
     assert facts.warning() == ""
 
 
-def test_second_day_5_a_process_on_one_core_of_a_node_is_refused(tmp_path: Path) -> None:
+def test_a_process_on_one_core_of_a_node_is_refused(tmp_path: Path) -> None:
     """As srun starts it: bound to one core, on this machine and on a node that has 16."""
     code = (
         "from tuner.workload.node.facts import inspect_node\n"

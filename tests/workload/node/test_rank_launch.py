@@ -60,7 +60,6 @@ def rank_env(
 def test_ranks_get_indices_in_the_order_of_the_bus(
     twin_node: Make, visible: str, indices: str
 ) -> None:
-    """Named for finding_4."""
     twin_node(*[TwinGpu(uuid=uuid) for uuid in UUIDS])
     env = rank_env({"CUDA_VISIBLE_DEVICES": visible}, Place(0, 2, ("127.0.0.1", 1), "lo"))
     assert (env["CUDA_VISIBLE_DEVICES"], env["CUDA_DEVICE_ORDER"]) == (indices, "PCI_BUS_ID")
@@ -161,7 +160,7 @@ OF_JOB = {
 THIRD_OF_EIGHT = {"place": Place(0, 4, ("10.0.0.1", 1)), "ranks": 8, "rank": 3}
 
 
-def test_second_day_2_a_rank_does_not_take_over_another_launchers_task() -> None:
+def test_a_rank_does_not_take_over_another_launchers_task() -> None:
     env = rank_env(TASK | OF_JOB | {"NODE_RANK": "5"}, **THIRD_OF_EIGHT)
     assert not set(TASK) & set(env)
     assert set(OF_JOB.items()) <= set(env.items())
@@ -173,7 +172,7 @@ def test_second_day_2_a_rank_does_not_take_over_another_launchers_task() -> None
     )
 
 
-def test_second_day_2_what_srun_says_of_its_nodes_stays_under_srun() -> None:
+def test_what_srun_says_of_its_nodes_stays_under_srun() -> None:
     """Its numbers of a rank are set anew by the launcher's environment."""
     env = rank_env(TASK, **THIRD_OF_EIGHT, launcher="srun")
     assert env["SLURM_NTASKS_PER_NODE"] == "1"
@@ -183,7 +182,7 @@ def test_second_day_2_what_srun_says_of_its_nodes_stays_under_srun() -> None:
 
 @pytest.mark.slow
 @pytest.mark.real
-def test_second_day_2_lightning_finds_its_rank_inside_a_slurm_job() -> None:
+def test_lightning_finds_its_rank_inside_a_slurm_job() -> None:
     """Lightning's own choice of an environment, in that of a rank."""
     pytest.importorskip("lightning.pytorch")
     code = (
@@ -198,7 +197,7 @@ def test_second_day_2_lightning_finds_its_rank_inside_a_slurm_job() -> None:
 
 
 @pytest.mark.twin
-def test_second_day_5_ranks_need_cores_and_gpus_without_ranks_do_not(
+def test_ranks_need_cores_and_gpus_without_ranks_do_not(
     twin_node: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """`torchrun --nproc-per-node 2` on a node of 8 GPUs of which a batch system gave 4 cores."""

@@ -74,8 +74,8 @@ class TestParts:
         assert [thing.subject.partition(",")[0] for thing in found] == ["torch", "g++ and ninja"]
         assert found[0].lines == (install_command("train"),)
 
-    def test_finding_13_a_torch_that_cannot_use_the_gpus(self, twin_node: Make) -> None:
-        """finding_13: the installed torch is one for CPUs, and there are GPUs."""
+    def test_a_torch_that_cannot_use_the_gpus(self, twin_node: Make) -> None:
+        """The installed torch is one for CPUs, and there are GPUs."""
         torch = installed_torch()
         assert torch is not None
         if torch.cuda:
@@ -95,8 +95,8 @@ class TestParts:
         assert len(found) == 1
         assert "is built without CUDA" in found[0].subject
 
-    def test_finding_13_shared_memory_of_a_container(self) -> None:
-        """finding_13: Docker's 64 MiB are too small for two ranks, and one needs none."""
+    def test_shared_memory_of_a_container(self) -> None:
+        """Docker's 64 MiB are too small for two ranks, and one needs none."""
         said = why_shm_is_small(64 * 2**20, 8)
         assert said.startswith("/dev/shm has 64 MiB, and 8 ranks need 2048 MiB")
         assert "--shm-size=2048m" in said

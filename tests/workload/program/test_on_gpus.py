@@ -35,7 +35,7 @@ def _beside_the_program(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", ["tiny-gpt", "tiny-olmoe"])
-def test_finding_2_weights_made_in_the_jobs_precision_are_those_deepspeed_would_cast(
+def test_weights_made_in_the_jobs_precision_are_those_deepspeed_would_cast(
     name: str,
 ) -> None:
     import causal_lm
@@ -75,7 +75,7 @@ class Accelerator:
         ({"tensor_parallel": 2}, 1, ("cuda:3", torch.bfloat16)),
     ],
 )
-def test_finding_2_weights_are_made_on_the_ranks_gpu(
+def test_weights_are_made_on_the_ranks_gpu(
     monkeypatch: pytest.MonkeyPatch,
     knobs: dict[str, Any],
     expert_parallel: int,
@@ -98,7 +98,7 @@ def test_finding_2_weights_are_made_on_the_ranks_gpu(
     assert train.made_as(JOB.to_json(), given, settings, model) == ("cpu", None)
 
 
-def test_finding_19_adamw_is_fused_on_cuda_alone() -> None:
+def test_adamw_is_fused_on_cuda_alone() -> None:
     one = Configuration.of(data_parallel=4)
     on_gpu = render_deepspeed_config(one, JOB, on_cuda=True)["optimizer"]["params"]
     assert (on_gpu["torch_adam"], on_gpu["fused"]) == (True, True)

@@ -41,8 +41,8 @@ print(touched)
 
 
 @pytest.mark.slow
-def test_finding_5_a_builder_for_cuda_asks_torch_only_if_it_is_not_told() -> None:
-    """finding_5: asking torch for the GPUs' capability starts CUDA in the fork server."""
+def test_a_builder_for_cuda_asks_torch_only_if_it_is_not_told() -> None:
+    """Asking torch for the GPUs' capability starts CUDA in the fork server."""
     done = subprocess.run(
         [sys.executable, "-c", ASKS],
         env={"PATH": "/usr/bin", "DS_ACCELERATOR": "cuda"},
@@ -54,18 +54,18 @@ def test_finding_5_a_builder_for_cuda_asks_torch_only_if_it_is_not_told() -> Non
 
 
 @pytest.mark.twin
-def test_finding_5_the_architectures_are_those_of_the_visible_gpus(
+def test_the_architectures_are_those_of_the_visible_gpus(
     twin_node: Callable[..., TwinNode],
 ) -> None:
-    """finding_5: NVML tells what a builder must not ask torch for."""
+    """NVML tells what a builder must not ask torch for."""
     twin_node(TwinGpu(), TwinGpu())
     assert Nvidia({}).capabilities() == "8.0"
 
 
-def test_finding_5_nvme_offload_on_gpus_needs_cudas_compiler(
+def test_nvme_offload_on_gpus_needs_cudas_compiler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """finding_5: without nvcc the study would end at its first probe."""
+    """Without nvcc the study would end at its first probe."""
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     monkeypatch.delenv("CUDA_HOME", raising=False)
     monkeypatch.setattr(Path, "exists", lambda path: True)
@@ -81,10 +81,10 @@ def test_finding_5_nvme_offload_on_gpus_needs_cudas_compiler(
     assert cannot_build("async_io", gpus=True) == ""
 
 
-def test_finding_18_nodes_of_a_shared_home_compile_in_folders_of_their_kind(
+def test_nodes_of_a_shared_home_compile_in_folders_of_their_kind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """finding_18: ops are compiled with -march=native, for one kind of processor and one torch."""
+    """Ops are compiled with -march=native, for one kind of processor and one torch."""
     kinds = []
     for number, flags in enumerate(("avx2", "avx2 avx512f")):
         file = tmp_path / f"cpuinfo{number}"

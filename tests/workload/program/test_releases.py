@@ -53,14 +53,14 @@ def imported_at_once(module: Path) -> set[str]:
     return {alias.name for node in found for alias in node.names}
 
 
-def test_third_day_1_what_every_job_imports_is_as_old_as_the_bounds() -> None:
-    """third_day_1: torch 2.4 and transformers 4.45 ended every probe with an ImportError."""
+def test_what_every_job_imports_is_as_old_as_the_bounds() -> None:
+    """Torch 2.4 and transformers 4.45 ended every probe with an ImportError."""
     folder = training_program().parent
     for name in ALWAYS:
         assert not imported_at_once(folder / f"{name}.py") & YOUNGER.keys(), name
 
 
-def test_third_day_1_every_younger_import_stands_behind_a_need() -> None:
+def test_every_younger_import_stands_behind_a_need() -> None:
     knobs = {need.knob for need in releases.NEEDS}
     assert {knob for knob in YOUNGER.values() if knob} <= knobs
 
@@ -69,10 +69,10 @@ def test_third_day_1_every_younger_import_stands_behind_a_need() -> None:
     ("transformers", "refused"),
     [("4.45.0", True), ("4.57.1", True), ("5.0.0", False), ("5.23.0", False), (None, False)],
 )
-def test_third_day_1_an_older_transformers_is_one_sentence(
+def test_an_older_transformers_is_one_sentence(
     pretend: Pretend, transformers: str | None, refused: bool
 ) -> None:
-    """third_day_1: below 5 the first look at the model was an AttributeError."""
+    """Below 5 the first look at the model was an AttributeError."""
     pretend(transformers=transformers)
     notes = [note for note in inspect_node().notes if "built-in program" in note]
     assert bool(notes) == refused
@@ -104,7 +104,7 @@ def test_a_plan_and_a_search_elsewhere_need_no_release_here(
         ({"torch": "2.6.0", "deepspeed": "0.17.0"}, set()),
     ],
 )
-def test_third_day_1_knobs_that_a_release_lacks_are_left_out(
+def test_knobs_that_a_release_lacks_are_left_out(
     pretend: Pretend, versions: dict[str, str], lacking: set[str]
 ) -> None:
     pretend(**versions)

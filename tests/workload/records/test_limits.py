@@ -27,7 +27,7 @@ SCRIPT = ScriptJob(
 
 
 def test_without_any_knowledge_the_first_step_has_the_time_of_the_inspection() -> None:
-    """finding_3: a script that starts in 250 s passes the inspection and then every probe."""
+    """A script that starts in 250 s passes the inspection and then every probe."""
     limits = limits_of(WINDOW)
     assert limits.first_step_s == FIRST_STEP_LIMIT_S == 300.0
     assert limits.step_s == STEP_LIMIT_S
@@ -35,7 +35,7 @@ def test_without_any_knowledge_the_first_step_has_the_time_of_the_inspection() -
 
 
 def test_limits_follow_the_inspection_and_the_predicted_step() -> None:
-    """finding_3: limits of the first step and of a step are two."""
+    """Limits of the first step and of a step are two."""
     slow_start = limits_of(WINDOW, inspected_s=250.0)
     assert (slow_start.first_step_s, slow_start.step_s) == (750.0, 120.0)
     slow_steps = limits_of(WINDOW, predicted_step_s=300.0, visits=8)
@@ -51,7 +51,7 @@ def test_limits_that_are_set_are_taken() -> None:
 
 
 def test_only_the_first_step_has_the_limit_of_a_start() -> None:
-    """finding_3: a script that sleeps 130 s before its first step is no hang; a later step is."""
+    """A script that sleeps 130 s before its first step is no hang; a later step is."""
     clock = ScriptedClock()
     ranks = ScriptedRanks(clock, lambda step: 130.0)
     conductor = Conductor(
@@ -76,7 +76,7 @@ def test_a_request_carries_its_limits_and_an_old_one_has_none() -> None:
 
 
 def test_a_72b_model_has_time_for_its_steps() -> None:
-    """finding_3: honest steps of minutes are no hang."""
+    """Honest steps of minutes are no hang."""
     job, cluster = load_job("lmm-72b"), load_cluster("h100-32")
     one = Configuration.of(data_parallel=8, zero_stage=3, parameter_offload="cpu")
     predicted = float(AnalyticModel(job, cluster).predict([one]).step_time_s[0])

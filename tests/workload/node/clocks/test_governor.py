@@ -128,10 +128,8 @@ class TestNvmlGovernor:
         governor.close()
         assert locks(fake) == [(600, 1110)] * 2
 
-    def test_finding_20_a_lock_of_the_administrator_is_named_as_for_clocks_sh(
-        self, fake: TwinNode
-    ) -> None:
-        """finding_20: NVML cannot be asked for a lock, so an administrator's was lost."""
+    def test_a_lock_of_the_administrator_is_named_as_for_clocks_sh(self, fake: TwinNode) -> None:
+        """NVML cannot be asked for a lock, so an administrator's was lost."""
         governor = NvmlGovernor(environ={"EARLIER_CLOCKS_MHZ": "600,1110"}, guarded=False)
         assert governor.apply(Settings(clock_MHz=1200)).notes == ()
         governor.close()
@@ -293,10 +291,10 @@ class TestStages:
         governor.apply(Settings(power_limit_W=(200, 300)))
         assert [fake.limit_W(gpu) for gpu in range(4)] == [200.0, 200.0, 300.0, 300.0]
 
-    def test_finding_20_gpus_that_no_rank_uses_are_left_alone(
+    def test_gpus_that_no_rank_uses_are_left_alone(
         self, fake: TwinNode, governor: NvmlGovernor
     ) -> None:
-        """finding_20: clocks.sh locks the job's GPUs only, and a lock raises the idle power."""
+        """A job's script locks its own GPUs only, and a lock raises the idle power."""
         applied = governor.apply(Settings(clock_MHz=(900, 1200)), ranks=2)
         assert applied.settings == Settings(clock_MHz=(900, 1200))
         assert [fake.locked_MHz(gpu) for gpu in range(4)] == [(900, 900), (1200, 1200), None, None]

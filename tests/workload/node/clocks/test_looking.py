@@ -33,10 +33,8 @@ def node(twin_node: Make, monkeypatch: pytest.MonkeyPatch) -> TwinNode:
 
 @pytest.mark.twin
 class TestOnTwin:
-    def test_second_day_13_looking_as_root_is_no_writing(
-        self, node: TwinNode, tmp_path: Path
-    ) -> None:
-        """second_day_13: each look set the power limit to what it was, on every GPU."""
+    def test_looking_as_root_is_no_writing(self, node: TwinNode, tmp_path: Path) -> None:
+        """Each look set the power limit to what it was, on every GPU."""
         cluster = detect_cluster()
         assert cluster.clock_control
         facts = inspect_node()
@@ -54,17 +52,15 @@ class TestOnTwin:
             ["optimize", "--no-clocks", "--dry-run"],
         ],
     )
-    def test_second_day_13_commands_that_look_set_nothing(
+    def test_commands_that_look_set_nothing(
         self, node: TwinNode, tmp_path: Path, words: list[str]
     ) -> None:
-        """second_day_13: doctor, and a study with --no-clocks."""
+        """Doctor, and a study with --no-clocks."""
         main([*words, *(["--runs-dir", str(tmp_path)] if words[0] == "optimize" else [])])
         assert node.log == []
 
-    def test_second_day_13_a_cluster_without_clock_control_has_no_setter(
-        self, node: TwinNode
-    ) -> None:
-        """second_day_13: --no-clocks and clock_control = false; clocks are still read."""
+    def test_a_cluster_without_clock_control_has_no_setter(self, node: TwinNode) -> None:
+        """--no-clocks and clock_control = false; clocks are still read."""
         cluster = replace(detect_cluster(), clock_control=False)
         with closing(platform_of(cluster).open_governor(cluster)) as governor:
             assert not governor.can_set
@@ -75,8 +71,8 @@ class TestOnTwin:
                 governor.apply(Settings(clock_MHz=900))
         assert node.log == []
 
-    def test_second_day_13_without_the_right_nothing_is_tried_either(self, node: TwinNode) -> None:
-        """second_day_13: the kernel is asked, by CAP_SYS_ADMIN."""
+    def test_without_the_right_nothing_is_tried_either(self, node: TwinNode) -> None:
+        """The kernel is asked, by CAP_SYS_ADMIN."""
         node.permit(False)
         assert not detect_cluster().clock_control
         cluster = detect_cluster()
@@ -105,10 +101,10 @@ class TestOnTwin:
         ("000001ffffffffff", "", False),
     ],
 )
-def test_second_day_13_the_right_is_that_of_the_machine(
+def test_the_right_is_that_of_the_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, effective: str, uid_map: str, has: bool
 ) -> None:
-    """second_day_13: CapEff in /proc/self/status, in the first user namespace."""
+    """CapEff in /proc/self/status, in the first user namespace."""
     monkeypatch.delenv("JOULEFRONT_TWIN", raising=False)
     (tmp_path / "self").mkdir()
     (tmp_path / "self" / "status").write_text(f"Name:\ttuner\nCapEff:\t{effective}\nSeccomp:\t0\n")

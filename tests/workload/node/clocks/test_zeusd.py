@@ -139,7 +139,6 @@ class TestZeusd:
     def test_sets_and_restores_for_those_who_may_not(
         self, daemon: tuple[TwinNode, str, list[str]]
     ) -> None:
-        """Named for finding_8."""
         fake, path, log = daemon
         governor = NvmlGovernor(environ={"ZEUSD_SOCK_PATH": path}, guarded=False)
         assert (governor.can_set, governor.means) == (True, "zeusd")
@@ -182,13 +181,13 @@ class TestZeusd:
             (404, b""),
         ],
     )
-    def test_second_day_14_a_card_without_limits_locks_clocks_through_the_daemon(
+    def test_a_card_without_limits_locks_clocks_through_the_daemon(
         self,
         daemon: tuple[TwinNode, str, list[str]],
         monkeypatch: pytest.MonkeyPatch,
         unsupported: tuple[int, bytes],
     ) -> None:
-        """second_day_14: the daemon's 400 for "not supported" gave the whole node up."""
+        """The daemon's 400 for "not supported" gave the whole node up."""
         fake, path, _ = daemon
         fake.fail("nvmlDeviceSetPowerManagementLimit", pynvml.NVML_ERROR_NOT_SUPPORTED)
         monkeypatch.setattr(Daemon, "unsupported", unsupported)

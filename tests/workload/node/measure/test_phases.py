@@ -132,7 +132,7 @@ def test_on_cuda_a_mark_is_when_the_device_came_there(monkeypatch: pytest.Monkey
 
 
 def test_on_cuda_a_step_ends_when_the_device_has_done_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """finding_11: steps of 100 ms that the host launches in 10 ms each are steps of 100 ms."""
+    """Steps of 100 ms that the host launches in 10 ms each are steps of 100 ms."""
     cuda = FakeCuda()
     host_s = 500.0
 

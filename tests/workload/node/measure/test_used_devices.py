@@ -41,7 +41,6 @@ def window_on(node: TwinNode, clock_MHz: int, busy: int) -> Window:
 
 @pytest.mark.twin
 def test_models_learn_the_clock_of_the_gpus_that_worked(twin_node: Make) -> None:
-    """Named for finding_7."""
     hot = TwinGpu(limit_W=250.0)  # it holds the busy ones below the lock
     node = twin_node(*[hot] * 4)
     window = window_on(node, 1410, busy=2)

@@ -43,10 +43,10 @@ def window_error(node: TwinNode, code: int, first: int, times: int = 1) -> float
 @pytest.mark.twin
 @pytest.mark.parametrize("code", [999, 10, 19])
 @pytest.mark.parametrize("first", [1, 2, 700])
-def test_third_day_9_one_call_of_thousands_that_fails_costs_nothing(
+def test_one_call_of_thousands_that_fails_costs_nothing(
     twin_node: Make, code: int, first: int
 ) -> None:
-    """third_day_9: one "unknown error" among 2408 calls of an edge ended the probe as "node"."""
+    """One "unknown error" among 2408 calls of an edge ended the probe as "node"."""
     assert abs(window_error(twin_node(A100, A100, A100, A100), code, first)) < 0.005
 
 
@@ -54,9 +54,7 @@ def test_third_day_9_one_call_of_thousands_that_fails_costs_nothing(
 @pytest.mark.parametrize(
     ("code", "times"), [(999, 10**6), (pynvml.NVML_ERROR_GPU_IS_LOST, 1), (16, 1), (4, 1)]
 )
-def test_third_day_9_a_gpu_that_fails_on_or_is_lost_is_told(
-    twin_node: Make, code: int, times: int
-) -> None:
+def test_a_gpu_that_fails_on_or_is_lost_is_told(twin_node: Make, code: int, times: int) -> None:
     """A second failure in a row, a lost GPU, one that needs a reset and a right that has gone."""
     with pytest.raises(MeterError, match="does not tell the GPUs' energy"):
         window_error(twin_node(A100), code, 5, times)
@@ -85,8 +83,8 @@ class Failing:
         MeterError("GPU 0 is lost"),
     ],
 )
-def test_third_day_8_a_sample_that_fails_ends_no_timeline(error: Exception) -> None:
-    """third_day_8: 4 samples of 50, none counted as lost."""
+def test_a_sample_that_fails_ends_no_timeline(error: Exception) -> None:
+    """4 samples of 50, none counted as lost."""
     timeline = Timeline(Failing(error), period_s=0.005)  # type: ignore[arg-type]
     while len(timeline.samples) < 10:
         time.sleep(0.005)
@@ -116,9 +114,7 @@ def measured(sampled_s: list[float], *, independent: bool = True) -> Measurement
         ([], True),
     ],
 )
-def test_third_day_8_a_window_with_half_of_its_samples_says_so(
-    sampled_s: list[float], flagged: bool
-) -> None:
+def test_a_window_with_half_of_its_samples_says_so(sampled_s: list[float], flagged: bool) -> None:
     flags = [flag for flag in measured(sampled_s).flags if "not sampled" in flag]
     assert bool(flags) == flagged
 

@@ -59,7 +59,7 @@ def seen(environ: dict[str, str]) -> list[int]:
         (8, {3: LOST}, "0,1,2", [0, 1, 2], "0,1,2"),
         (
             *(8, {3: LOST}, None, [0, 1, 2, 4, 5, 6, 7]),
-            "GPU-0,GPU-1,GPU-2,GPU-4,GPU-5,GPU-6,GPU-7",  # third_day_12
+            "GPU-0,GPU-1,GPU-2,GPU-4,GPU-5,GPU-6,GPU-7",
         ),
         (4, {3: LOST}, None, [0, 1, 2], None),  # all of those used are before it
         (8, {3: LOST}, "GPU-2,GPU-5", [2, 5], "GPU-2,GPU-5"),
@@ -67,7 +67,7 @@ def seen(environ: dict[str, str]) -> list[int]:
         (2, {0: HIDDEN, 1: HIDDEN}, "", [], ""),
     ],
 )
-def test_second_day_3_a_gpu_that_cannot_be_opened_is_left_out(
+def test_a_gpu_that_cannot_be_opened_is_left_out(
     twin_node: Make,
     count: int,
     broken: dict[int, dict[str, int]],
@@ -75,7 +75,7 @@ def test_second_day_3_a_gpu_that_cannot_be_opened_is_left_out(
     indices: list[int],
     numbers: str | None,
 ) -> None:
-    """second_day_3, third_day_12: one GPU without permission, or lost, took the whole node away."""
+    """One GPU without permission, or lost, took the whole node away."""
     node_of(twin_node, count, broken)
     environ = {} if named is None else {"CUDA_VISIBLE_DEVICES": named}
     assert seen(environ) == indices
@@ -97,7 +97,7 @@ def test_second_day_3_a_gpu_that_cannot_be_opened_is_left_out(
         (None, dict.fromkeys(range(4), LOST), "NVML opens no GPU: GPU 0 of NVML: GPU is lost"),
     ],
 )
-def test_second_day_3_what_names_a_broken_gpu_is_one_sentence_and_exit_2(
+def test_what_names_a_broken_gpu_is_one_sentence_and_exit_2(
     twin_node: Make,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -105,7 +105,7 @@ def test_second_day_3_what_names_a_broken_gpu_is_one_sentence_and_exit_2(
     broken: dict[int, dict[str, int]],
     says: str,
 ) -> None:
-    """second_day_3: an entry that names a GPU that cannot be used is an error."""
+    """An entry that names a GPU that cannot be used is an error."""
     node_of(twin_node, 4, broken)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if named is not None:
@@ -117,8 +117,8 @@ def test_second_day_3_what_names_a_broken_gpu_is_one_sentence_and_exit_2(
     assert line.startswith("tuner: ")
 
 
-def test_second_day_3_doctor_notes_a_broken_gpu(twin_node: Make) -> None:
-    """second_day_3: the others are listed, and the reason against it."""
+def test_doctor_notes_a_broken_gpu(twin_node: Make) -> None:
+    """The others are listed, and the reason against it."""
     node_of(twin_node, 3, {1: LOST})
     nvml = open_nvml()
     assert unusable_gpus(nvml) == {1: "GPU is lost"}
@@ -129,7 +129,7 @@ def test_second_day_3_doctor_notes_a_broken_gpu(twin_node: Make) -> None:
 
 
 class TestNvmlThatDoesNotStart:
-    """second_day_4: it turned a node of GPUs into a CPU study."""
+    """It turned a node of GPUs into a CPU study."""
 
     @pytest.mark.parametrize(
         ("code", "says"),
@@ -139,7 +139,7 @@ class TestNvmlThatDoesNotStart:
             (pynvml.NVML_ERROR_NO_PERMISSION, "Insufficient Permissions"),
         ],
     )
-    def test_second_day_4_is_an_error(
+    def test_is_an_error(
         self,
         twin_node: Make,
         monkeypatch: pytest.MonkeyPatch,
@@ -147,7 +147,7 @@ class TestNvmlThatDoesNotStart:
         code: int,
         says: str,
     ) -> None:
-        """second_day_4: under Ray, too, such a node is not one of cores."""
+        """Under Ray, too, such a node is not one of cores."""
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         twin_node(TwinGpu(), TwinGpu()).fail("nvmlInit", code)
         with pytest.raises(InputError, match=says):
@@ -161,10 +161,10 @@ class TestNvmlThatDoesNotStart:
         assert "--cluster cpu-2" in line
         assert not inspect_node().ready
 
-    def test_second_day_4_unless_cores_are_asked_for(
+    def test_unless_cores_are_asked_for(
         self, twin_node: Make, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """second_day_4: by a CPU cluster, or by hiding the GPUs."""
+        """By a CPU cluster, or by hiding the GPUs."""
         twin_node().fail("nvmlInit", pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
         assert device_elsewhere("cpu-2") is None
         for hidden in ("", "-1", "NoDevFiles"):
@@ -174,10 +174,10 @@ class TestNvmlThatDoesNotStart:
     @pytest.mark.parametrize(
         "code", [pynvml.NVML_ERROR_LIBRARY_NOT_FOUND, pynvml.NVML_ERROR_DRIVER_NOT_LOADED]
     )
-    def test_second_day_4_no_driver_is_no_gpu_unless_there_is_its_file(
+    def test_no_driver_is_no_gpu_unless_there_is_its_file(
         self, twin_node: Make, tmp_path: Path, code: int
     ) -> None:
-        """second_day_4: a container without the driver's library may still have the GPU's file."""
+        """A container without the driver's library may still have the GPU's file."""
         twin_node().fail("nvmlInit", code)
         with pytest.raises(NoDriver):
             open_nvml(dev=tmp_path)
@@ -188,10 +188,10 @@ class TestNvmlThatDoesNotStart:
         with pytest.raises(InputError, match="GPUs of this machine cannot be asked"):
             detect_cluster(dev=tmp_path, environ={})
 
-    def test_second_day_4_an_absent_binding_is_no_gpu_either(
+    def test_an_absent_binding_is_no_gpu_either(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
-        """second_day_4: without nvidia-ml-py, and with a GPU's file."""
+        """Without nvidia-ml-py, and with a GPU's file."""
         monkeypatch.setitem(sys.modules, "pynvml", None)
         with pytest.raises(NoDriver, match="nvidia-ml-py is not installed"):
             open_nvml(dev=tmp_path)
@@ -202,10 +202,10 @@ class TestNvmlThatDoesNotStart:
 
 
 @pytest.mark.parametrize("gone", ["nvmlDeviceGetTemperature", "nvmlDeviceGetTemperatureV"])
-def test_second_day_16_temperature_is_read_by_the_call_that_the_driver_has(
+def test_temperature_is_read_by_the_call_that_the_driver_has(
     twin_node: Make, monkeypatch: pytest.MonkeyPatch, gone: str
 ) -> None:
-    """second_day_16: CUDA 14 removes nvmlDeviceGetTemperature."""
+    """CUDA 14 removes nvmlDeviceGetTemperature."""
     twin_node(TwinGpu(ambient_C=41.0))
     nvml = open_nvml()
     (gpu,) = visible_gpus(nvml)
@@ -220,10 +220,10 @@ def test_second_day_16_temperature_is_read_by_the_call_that_the_driver_has(
     assert gpu.temperature_C() >= 41.0
 
 
-def test_second_day_16_nodes_under_other_power_profiles_are_of_another_kind(
+def test_nodes_under_other_power_profiles_are_of_another_kind(
     twin_node: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """second_day_16: under Max-Q a GPU has other clocks and powers under the same settings."""
+    """Under Max-Q a GPU has other clocks and powers under the same settings."""
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     node = twin_node(TwinGpu(power_profiles=0), TwinGpu(power_profiles=0))
     plain = inspect_node().kind
@@ -263,10 +263,10 @@ class Record32(ctypes.Structure):
         (pynvml, ""),
     ],
 )
-def test_third_day_14_another_binding_is_one_sentence(
+def test_another_binding_is_one_sentence(
     binding: Any, sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """third_day_14, third_day_11: a TypeError, and ghost processes of 32 bytes each."""
+    """A TypeError, and ghost processes of 32 bytes each."""
     assert sentence in why_not_binding(binding)
     assert bool(why_not_binding(binding)) == bool(sentence)
     if sentence:
@@ -275,8 +275,8 @@ def test_third_day_14_another_binding_is_one_sentence(
             open_nvml()
 
 
-def test_third_day_11_the_declared_bound_is_a_release_that_reads_processes() -> None:
-    """third_day_11: 12.535.77, which was permitted, reads records of 32 bytes."""
+def test_the_declared_bound_is_a_release_that_reads_processes() -> None:
+    """12.535.77, which was permitted, reads records of 32 bytes."""
     text = (ROOT / "pyproject.toml").read_text()
     (bound,) = re.findall(r'"nvidia-ml-py>=([0-9.]+)"', text)
     assert tuple(map(int, bound.split("."))) >= (12, 535, 108)

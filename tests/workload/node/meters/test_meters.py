@@ -391,10 +391,10 @@ class TestNvml:
         meter.close()
 
     @pytest.mark.parametrize(("gpu_scope", "period_s"), [(1, 0.05), (0, 1.0)])
-    def test_finding_20_power_that_is_averaged_is_as_coarse_as_its_average(
+    def test_power_that_is_averaged_is_as_coarse_as_its_average(
         self, twin_node: Make, gpu_scope: int, period_s: float
     ) -> None:
-        """finding_20: a 1 s average smears the edges, so short windows are flagged."""
+        """A 1 s average smears the edges, so short windows are flagged."""
         meter = meter_on(twin_node(TwinGpu(has_counter=False, gpu_scope=gpu_scope)))
         assert meter.resolution_s == period_s
         meter.close()

@@ -57,7 +57,6 @@ def test_a_window_right_after_work_and_right_before_idling(
 
 
 def test_random_windows_under_filtered_power_and_a_lagging_counter() -> None:
-    """Named for finding_12."""
     errors = [window for window in map(window_error, range(40)) if window.plain is not None]
     assert len(errors) > 25
     assert max(abs(window.error) for window in errors) < 0.005
@@ -139,10 +138,10 @@ class TestSettling:
 
 
 @pytest.mark.parametrize("only_module", [False, True])
-def test_finding_15_a_superchip_that_tells_its_modules_power_only_is_no_gpu_meter(
+def test_a_superchip_that_tells_its_modules_power_only_is_no_gpu_meter(
     only_module: bool, twin_node: Callable[..., TwinNode]
 ) -> None:
-    """finding_15: where NVML offers no power in scope GPU, power and counter are the module's."""
+    """Where NVML offers no power in scope GPU, power and counter are the module's."""
     options = {"gpu_scope": 0, "counter_is_module": True, "usage_is_module": True}
     gpu = TwinGpu(
         name="NVIDIA GH200 480GB", c2c=True, module_W=120.0, **(options if only_module else {})
@@ -167,10 +166,10 @@ MODULE_ONLY = {"gpu_scope": 0, "module_W": 120.0, "counter_is_module": True}
         ("NVIDIA GB2000", {**MODULE_ONLY, "usage_is_module": True}, False),
     ],
 )
-def test_second_day_16_a_module_of_two_gpus_is_not_counted_twice(
+def test_a_module_of_two_gpus_is_not_counted_twice(
     twin_node: Callable[..., TwinNode], name: str, told: dict[str, Any], refused: bool
 ) -> None:
-    """second_day_16: the sum over two GPUs of one module would hold its power twice."""
+    """The sum over two GPUs of one module would hold its power twice."""
     node = twin_node(*(TwinGpu(name=name, **told) for _ in range(2)))
     if refused:
         with pytest.raises(MeterError, match="two GPUs share a module"):

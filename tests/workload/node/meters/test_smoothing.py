@@ -24,8 +24,8 @@ PLAIN = replace(GPU, smoothing=-1)
 
 
 @pytest.mark.parametrize(("rate", "hold_s"), RAMPS)
-def test_third_day_2_power_that_falls_slowly_is_not_the_works(rate: float, hold_s: float) -> None:
-    """third_day_2: a window of 3 s read up to 16.6 % too high, in different amounts."""
+def test_power_that_falls_slowly_is_not_the_works(rate: float, hold_s: float) -> None:
+    """A window of 3 s read up to 16.6 % too high, in different amounts."""
     found = window_of(replace(GPU, ramp_W_per_s=rate, hold_s=hold_s))
     assert abs(found.error) < (0.01 if rate else 0.001)
 
@@ -36,13 +36,13 @@ def test_third_day_2_power_that_falls_slowly_is_not_the_works(rate: float, hold_
     ids=str,
 )
 @pytest.mark.parametrize("rate", [0, 500])
-def test_third_day_2_with_other_sensors_and_powers(change: dict[str, float], rate: float) -> None:
+def test_with_other_sensors_and_powers(change: dict[str, float], rate: float) -> None:
     limits = {"limit_W": 1200.0, "default_limit_W": 1200.0, "max_limit_W": 1200.0}
     gpu = replace(GPU, ramp_W_per_s=rate, **limits, **change)  # type: ignore[arg-type]
     assert abs(window_of(gpu).error) < 0.01
 
 
-def test_third_day_2_without_smoothing_windows_are_as_short_as_before() -> None:
+def test_without_smoothing_windows_are_as_short_as_before() -> None:
     found = window_of(PLAIN)
     assert found.length_s == pytest.approx(3.0, abs=0.11)
     assert found.doubt == 0.0
@@ -83,7 +83,7 @@ def test_a_window_says_how_well_its_energy_is_known(doubt_J: float, flags: int) 
 
 
 @pytest.mark.parametrize(("smoothing", "suffix"), [(1, " (power smoothing)"), (0, ""), (-1, "")])
-def test_third_day_2_a_gpu_that_smooths_is_a_kind_of_its_own(
+def test_a_gpu_that_smooths_is_a_kind_of_its_own(
     twin_node: Callable[..., TwinNode], smoothing: int, suffix: str
 ) -> None:
     twin_node(TwinGpu(smoothing=smoothing))

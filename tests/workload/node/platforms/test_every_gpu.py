@@ -1,7 +1,4 @@
-"""GPUs of laptops, workstations and superchips, which tell NVML less than those of a data centre.
-
-The key of a test is the finding of the third audit that it is for (`benchmarks.twin.findings`).
-"""
+"""GPUs of laptops, workstations and superchips, which tell NVML less than a data centre's."""
 
 from __future__ import annotations
 
@@ -69,10 +66,10 @@ def detected(proc: Path) -> Cluster:
 # ---- no power limit
 
 
-def test_third_day_5_a_laptop_is_planned_with_a_stated_power(
+def test_a_laptop_is_planned_with_a_stated_power(
     proc: Path, twin_node: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """third_day_5: without a limit the power was 0 W, and the plan a ZeroDivisionError."""
+    """Without a limit the power was 0 W, and the plan a ZeroDivisionError."""
     twin_node(LAPTOP)
     device = detected(proc).device
     assert 100 < device.max_W < 250  # the product's page says up to 150 W
@@ -95,7 +92,7 @@ def test_third_day_5_a_laptop_is_planned_with_a_stated_power(
         (TwinGpu(name="NVIDIA X9000", enforced_limit_W=300.0), 400.0),
     ],
 )
-def test_third_day_5_what_is_told_is_not_assumed(
+def test_what_is_told_is_not_assumed(
     proc: Path, twin_node: Make, gpu: TwinGpu, max_W: float
 ) -> None:
     twin_node(gpu)
@@ -104,7 +101,7 @@ def test_third_day_5_what_is_told_is_not_assumed(
     assert not any("J x cores" in source for source in device.sources)
 
 
-def test_third_day_5_a_device_without_power_is_refused() -> None:
+def test_a_device_without_power_is_refused() -> None:
     with pytest.raises(InvalidValue, match=r"max_W of device 'X'.*greater than 0"):
         Device("X", "cuda", GIB, 1e12, 1e11, 0.0, 0.0)
 
@@ -112,8 +109,8 @@ def test_third_day_5_a_device_without_power_is_refused() -> None:
 # ---- no memory
 
 
-def test_third_day_4_one_memory_for_host_and_gpu(proc: Path, twin_node: Make) -> None:
-    """third_day_4: a GPU that tells no memory was refused by every command."""
+def test_one_memory_for_host_and_gpu(proc: Path, twin_node: Make) -> None:
+    """A GPU that tells no memory was refused by every command."""
     twin_node(SPARK)
     cluster = detected(proc)
     assert cluster.device.name == "GB10"
@@ -123,10 +120,8 @@ def test_third_day_4_one_memory_for_host_and_gpu(proc: Path, twin_node: Make) ->
     assert "the host's memory" in text
 
 
-def test_third_day_4_offloading_frees_nothing_where_the_memory_is_one(
-    proc: Path, twin_node: Make
-) -> None:
-    """third_day_4: what is offloaded stays in the very memory that it is to leave."""
+def test_offloading_frees_nothing_where_the_memory_is_one(proc: Path, twin_node: Make) -> None:
+    """What is offloaded stays in the very memory that it is to leave."""
     twin_node(SPARK)
     cluster = detected(proc)
     own = replace(cluster, device=replace(cluster.device, shares_host_memory=False))
@@ -143,16 +138,14 @@ def test_third_day_4_offloading_frees_nothing_where_the_memory_is_one(
 
 
 @pytest.mark.parametrize("code", [999, 15])
-def test_third_day_4_another_error_is_no_shared_memory(
-    proc: Path, twin_node: Make, code: int
-) -> None:
+def test_another_error_is_no_shared_memory(proc: Path, twin_node: Make, code: int) -> None:
     """A GPU whose memory cannot be read now is not one that computes in the host's."""
     twin_node(TwinGpu()).fail("nvmlDeviceGetMemoryInfo", code)
     with pytest.raises(InputError, match="cannot be asked"):
         detected(proc)
 
 
-def test_third_day_4_a_known_product_keeps_its_own_memory(proc: Path, twin_node: Make) -> None:
+def test_a_known_product_keeps_its_own_memory(proc: Path, twin_node: Make) -> None:
     twin_node(TwinGpu(name="NVIDIA H200", tells_memory=False))
     device = detected(proc).device
     assert (device.name, device.shares_host_memory) == ("H200-SXM-141GB", False)
@@ -181,10 +174,10 @@ def _power_differs() -> tuple[TwinGpu, ...]:
         ),
     ],
 )
-def test_third_day_3_doctor_refuses_what_a_study_refuses(
+def test_doctor_refuses_what_a_study_refuses(
     proc: Path, twin_node: Make, gpus: tuple[TwinGpu, ...], sentence: str
 ) -> None:
-    """third_day_3: doctor was ready on nodes on which every study is refused."""
+    """Doctor was ready on nodes on which every study is refused."""
     twin_node(*gpus)
     facts = inspect_node(proc=proc, cgroup=proc, environ=NO_ENV, affinity=range(64))
     assert not facts.ready
@@ -201,18 +194,18 @@ def test_third_day_3_doctor_refuses_what_a_study_refuses(
         (TwinGpu(), ""),
     ],
 )
-def test_third_day_13_doctor_notes_what_lowers_or_smooths_power(
+def test_doctor_notes_what_lowers_or_smooths_power(
     proc: Path, twin_node: Make, gpu: TwinGpu, note: str
 ) -> None:
-    """third_day_13: neither smoothing nor a lower enforced limit was ever asked."""
+    """Neither smoothing nor a lower enforced limit was ever asked."""
     twin_node(gpu)
     facts = inspect_node(proc=proc, cgroup=proc, environ=NO_ENV, affinity=range(64))
     assert facts.cluster is not None
     assert "; ".join(facts.notes) == note or (note and note in facts.notes[0])
 
 
-def test_third_day_13_a_pending_remap_is_noted(proc: Path, twin_node: Make) -> None:
-    """third_day_13: after an uncorrectable error doctor said nothing."""
+def test_a_pending_remap_is_noted(proc: Path, twin_node: Make) -> None:
+    """After an uncorrectable error doctor said nothing."""
     twin_node(TwinGpu(), TwinGpu()).ecc_error(1)
     (note,) = inspect_node(proc=proc, cgroup=proc, environ=NO_ENV, affinity=range(64)).notes
     assert "GPU 1 has a memory row that is remapped at its next reset" in note
@@ -221,10 +214,8 @@ def test_third_day_13_a_pending_remap_is_noted(proc: Path, twin_node: Make) -> N
 # ---- settings that are refused
 
 
-def test_third_day_6_a_gpu_that_lists_nothing_to_set_is_left_alone(
-    proc: Path, twin_node: Make
-) -> None:
-    """third_day_6: root's clocks were "searched" on a GPU that takes none."""
+def test_a_gpu_that_lists_nothing_to_set_is_left_alone(proc: Path, twin_node: Make) -> None:
+    """Root's clocks were "searched" on a GPU that takes none."""
     node = twin_node(TwinGpu(lists_clocks=False, tells_limit=False))
     facts = inspect_node(proc=proc, cgroup=proc, environ=NO_ENV, affinity=range(64))
     assert facts.cluster is not None
@@ -245,7 +236,7 @@ def test_third_day_6_a_gpu_that_lists_nothing_to_set_is_left_alone(
         (TwinGpu(min_limit_W=400.0), True, False),  # the lowest is the highest
     ],
 )
-def test_third_day_6_only_what_can_be_set_is_offered(
+def test_only_what_can_be_set_is_offered(
     proc: Path, twin_node: Make, gpu: TwinGpu, clocks: bool, limit: bool
 ) -> None:
     twin_node(gpu)
@@ -262,8 +253,8 @@ def refused(live: dict[str, int]) -> str:
         return ",".join(done.unsupported) if isinstance(done, UnappliedSetting) else ""
 
 
-def test_third_day_6_a_refusal_is_the_knobs_and_leaves_nothing_set(twin_node: Make) -> None:
-    """third_day_6: "Not Supported" of a setter was a failure of the node."""
+def test_a_refusal_is_the_knobs_and_leaves_nothing_set(twin_node: Make) -> None:
+    """The "Not Supported" of a setter was a failure of the node."""
     node = twin_node(TwinGpu(), TwinGpu(lockable=False))
     assert refused({"power_limit_W": 250, "clock_MHz": 900}) == "clock_MHz"
     # The first GPU had taken it.
@@ -287,10 +278,10 @@ def busy(node: TwinNode, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
     return Nvidia(NO_ENV).busy()
 
 
-def test_third_day_10_a_neighbour_by_time_slices_is_seen(
+def test_a_neighbour_by_time_slices_is_seen(
     twin_node: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """third_day_10: 3 GiB of 80 and no process listed, and the idle power was 252 W."""
+    """3 GiB of 80 and no process listed, and the idle power was 252 W."""
     node = twin_node(TwinGpu(), TwinGpu())
     node.set(1, used_bytes=3 * GIB, load=0.6)
     (phrase,) = busy(node, monkeypatch)
@@ -298,7 +289,7 @@ def test_third_day_10_a_neighbour_by_time_slices_is_seen(
     assert Nvidia(NO_ENV).busy({1}) == ()  # beside our own ranks the load is theirs
 
 
-def test_third_day_10_what_has_just_ended_is_no_neighbour(
+def test_what_has_just_ended_is_no_neighbour(
     twin_node: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """NVML's utilisation is that of up to the last second."""
@@ -312,7 +303,7 @@ def test_third_day_10_what_has_just_ended_is_no_neighbour(
     assert Nvidia(NO_ENV).busy() == ()
 
 
-def test_third_day_10_a_display_that_draws_is_no_neighbour(
+def test_a_display_that_draws_is_no_neighbour(
     twin_node: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = twin_node(TwinGpu(load=0.1))
@@ -323,16 +314,16 @@ def test_third_day_10_a_display_that_draws_is_no_neighbour(
 @pytest.mark.parametrize(
     ("links", "link_Bps"), [((12, 12), 300e9), ((12, 0), 31.5e9), ((0, 12), 31.5e9)]
 )
-def test_third_day_15_a_gpu_without_a_bridge_bounds_the_link(
+def test_a_gpu_without_a_bridge_bounds_the_link(
     proc: Path, twin_node: Make, links: tuple[int, ...], link_Bps: float
 ) -> None:
-    """third_day_15: NVLink was read off GPU 0 alone."""
+    """NVLink was read off GPU 0 alone."""
     twin_node(*(TwinGpu(nvlinks=each) for each in links))
     assert detected(proc).link_Bps == pytest.approx(link_Bps, rel=0.01)
 
 
-def test_third_day_15_h20_is_not_an_h200(proc: Path, twin_node: Make) -> None:
-    """third_day_15: by cores and clock H20 was taken for 633 TFLOP/s; its sheet says 148."""
+def test_h20_is_not_an_h200(proc: Path, twin_node: Make) -> None:
+    """By cores and clock H20 was taken for 633 TFLOP/s; its sheet says 148."""
     clocks = tuple(range(345, 1981, 15))
     gpu = TwinGpu(name="NVIDIA H20", memory_bytes=96 * GIB, cores=9984, compute=(9, 0))
     twin_node(replace(gpu, clock_MHz=clocks))
@@ -347,10 +338,10 @@ def test_third_day_15_h20_is_not_an_h200(proc: Path, twin_node: Make) -> None:
         ({"link_recoveries": 3, "recovery_action": 0}, ""),
     ],
 )
-def test_third_day_13_what_happens_to_a_gpu_in_a_probe_is_the_nodes(
+def test_what_happens_to_a_gpu_in_a_probe_is_the_nodes(
     twin_node: Make, change: dict[str, int], sentence: str
 ) -> None:
-    """third_day_13: the recovery action and the recoveries of links were never asked."""
+    """The recovery action and the recoveries of links were never asked."""
     node = twin_node(TwinGpu(recovery_action=0, link_recoveries=3))
     before = Nvidia(NO_ENV).faults()
     node.set(0, **change)

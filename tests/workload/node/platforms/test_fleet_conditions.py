@@ -16,7 +16,7 @@ pytestmark = pytest.mark.twin
 
 @pytest.mark.parametrize("condition", CONDITIONS, ids=lambda each: f"{each.number} {each.title}")
 def test_each_condition_is_right_and_doctor_agrees(condition: Condition) -> None:
-    """third_day_3: doctor never contradicts what a study does."""
+    """Doctor never contradicts what a study does."""
     assert wrong(condition) == ("", False)
 
 
@@ -46,7 +46,7 @@ _C, cuda, version, __version__ = N(), N(is_initialized=lambda: False), N(cuda={c
 
 
 @pytest.mark.parametrize(("cuda", "touches"), [("13.0", 1), (None, None)])
-def test_second_day_12_only_a_cuda_build_tells_if_the_preload_starts_the_driver(
+def test_only_a_cuda_build_tells_if_the_preload_starts_the_driver(
     tmp_path: Path, cuda: str | None, touches: int | None
 ) -> None:
     (tmp_path / "torch.py").write_text(TORCH.format(cuda=cuda))
