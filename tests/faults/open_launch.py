@@ -181,22 +181,25 @@ def _rank_killed_on(node: TwinNode, folder: Path) -> Outcome:
     from tests.faults.device import clocked, stands
 
     before = stands(node)
-    struck: list[tuple[str, object]] = []
+    struck: list[str] = []
 
-    def kill_a_rank(probe: str) -> None:
+    def kill_a_rank(probe: str) -> bool:
+        if stands(node) == before:  # a launch at the GPUs' own clocks leaves nothing to put back
+            return False
         mark, server = server_mark()
-        struck.append((probe, stands(node)))
+        struck.append(probe)
         rank = max(pid for pid in living(mark) if pid != server)
         os.kill(rank, signal.SIGKILL)
         while rank in living(mark):  # it is dead before the driver's answer arrives
             time.sleep(0.01)
+        return True
 
     asked = struck_when_asked(kill_a_rank, decided=True)
     with patch.object(SearchLoop, "_next_settings", asked), keep_server():
         study(folder, clocked(folder, CLOCKS), space=CLOCK_SPACE, probes=PROBES)
     if not struck:
-        return Outcome(wrong=("no launch was gone on with",))
-    name, locked = struck[0]
+        return Outcome(wrong=("no launch with a clock was gone on with",))
+    (name,) = struck
     records = recorded(folder)
     failure, kept = records[name].failure, records[name].measurements
     others = [r.failure for other, r in records.items() if other != name and not r.ok]
@@ -211,7 +214,6 @@ def _rank_killed_on(node: TwinNode, folder: Path) -> Outcome:
         clocks_wrong=sum(a != b for a, b in zip(before, stands(node), strict=True)),
         processes_left=wait_gone(*server_mark()),
         wrong=phrases(
-            (locked != before, "no clock was locked when it struck"),
             (failure is not None and failure.kind == "crash", f"it is a {failure}"),
             (failure is not None and "signal 9" in failure.message, f"it is a {failure}"),
             (len(kept) >= 1, "what it had measured was not kept"),
