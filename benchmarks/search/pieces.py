@@ -19,8 +19,9 @@ Result = TypeVar("Result")
 
 @cache
 def _search_digest() -> str:
-    # Results of another search are computed again.
-    files = [f for folder in ("tuner/search", "models") for f in (ROOT / folder).rglob("*.py")]
+    # Results of another search, or of one that ends elsewhere, are computed again.
+    folders = "tuner/search", "tuner/problem", "tuner/study", "models"
+    files = [file for folder in folders for file in (ROOT / folder).rglob("*.py")]
     return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(files))).hexdigest()
 
 
