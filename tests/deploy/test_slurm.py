@@ -90,7 +90,7 @@ def ray_starts(environment: dict[str, str]) -> list[str]:
 
 
 def test_ray_gets_all_cores_of_each_node(environment: dict[str, str]) -> None:
-    """Nodes with unlike cores, too (cluster_4): with one number for all, srun starts none."""
+    """Nodes with unlike cores, too: with one number for all, srun starts none."""
     subprocess.run(["bash", str(SCRIPT)], env=environment, timeout=60, check=True)
     steps = ray_starts(environment)
     assert len(steps) == 3
@@ -105,7 +105,7 @@ def test_ray_gets_all_cores_of_each_node(environment: dict[str, str]) -> None:
 def test_a_head_whose_name_stands_on_loopback_is_reached_by_the_others(
     environment: dict[str, str], addresses: str
 ) -> None:
-    """cluster_4: Debian writes 127.0.1.1 beside a host's own name; each node then joined itself."""
+    """Debian writes 127.0.1.1 beside a host's own name; each node then joined itself."""
     subprocess.run(
         ["bash", str(SCRIPT)], env=environment | {"ADDRESSES": addresses}, timeout=60, check=True
     )
@@ -128,7 +128,7 @@ def test_a_head_without_an_address_is_one_sentence(environment: dict[str, str]) 
 def test_nodes_that_do_not_join_end_the_job(
     environment: dict[str, str], fewest: dict[str, str], code: int
 ) -> None:
-    """cluster_4: the study ran on one node of four, and the job had ended well."""
+    """The study ran on one node of four, and the job had ended well."""
     done = subprocess.run(
         ["bash", str(SCRIPT)], env=environment | {"JOINED": "2", "RAY_WAIT_S": "0.1", **fewest},
         timeout=60, check=False, capture_output=True, text=True,

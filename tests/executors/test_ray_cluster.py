@@ -66,7 +66,7 @@ def test_busy_nodes_are_not_counted_and_say_why() -> None:
     seen = _choose_kind(nodes, None)
     assert seen.cluster is not None
     assert seen.cluster.nodes == 1
-    assert seen.sentences()[0].startswith("1 node with 8 x ")  # cluster_10
+    assert seen.sentences()[0].startswith("1 node with 8 x ")
     assert "node n2 is not used: GPU 3 is used by process 99" in seen.sentences()
     assert [entry["refused"] for entry in seen.to_json()["nodes"]] == [
         [],

@@ -56,7 +56,7 @@ class NeverGranted:
 def test_a_probe_whose_devices_others_hold_is_given_up_and_they_are_named_once(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """cluster_1: each lease began the limit of ten minutes anew."""
+    """Each lease began the limit of ten minutes anew."""
     for name, value_s in {"_LEASE_S": 0.2, "_ASIDE_S": 0.1}.items():
         monkeypatch.setattr(ray_executor, name, value_s)
     monkeypatch.setattr(ray_flights, "NO_NODE_S", 2.0)
@@ -142,7 +142,7 @@ def test_ray_tells_who_holds_the_devices(own_ray: OwnRay) -> None:
 @pytest.mark.ray
 @pytest.mark.timeout(600)
 def test_each_reason_against_joining_is_the_one_that_is_said() -> None:
-    """cluster_3: all of them were 'no Ray cluster answers', after a minute, and blamed the token"""
+    """All of them were 'no Ray cluster answers', after a minute, and blamed the token"""
     assert false_sentences() == []
 
 
@@ -283,7 +283,7 @@ def search_with_a_probe(own_ray: OwnRay, runs: Path) -> Iterator[subprocess.Pope
 def test_what_ends_a_search_is_one_sentence_and_it_keeps_what_it_has(
     own_ray: OwnRay, tmp_path: Path, program: str, number: int, code: int, told: str
 ) -> None:
-    """cluster_9: Ray ended the process by lines of its own; "" is the search itself."""
+    """Ray ended the process by lines of its own; "" is the search itself."""
     with search_with_a_probe(own_ray, tmp_path / "runs") as search:
         (process,) = own_ray.processes(program) if program else (search,)
         process.send_signal(number)
@@ -378,7 +378,7 @@ def entered(busy: tuple[str, ...] = ()) -> NodeStatus:
 
 
 def test_nodes_that_do_not_answer_are_not_said_to_lack_devices(clock: Clock) -> None:
-    """cluster_5: a firewall, or a file system that is slow at the first start."""
+    """A firewall, or a file system that is slow at the first start."""
     said: list[str] = []
     late = pool(Ray(clock, "n1", "n2"), said)
     late.refresh()
@@ -427,7 +427,7 @@ def test_a_cluster_without_the_devices_is_told_at_once(clock: Clock) -> None:
 
 
 def test_a_node_whose_imports_stall_is_set_aside_and_asked_again(clock: Clock) -> None:
-    """cluster_6: the search waited for it without a limit."""
+    """The search waited for it without a limit."""
     ray, said = Ray(clock, "hangs", "n2"), list[str]()
     stalled = pool(ray, said)
     ray.replies["hangs"] = ray.replies["n2"] = entered()
