@@ -19,17 +19,19 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 # tests of the search take five times as long with two.
 ONE_THREAD := OMP_NUM_THREADS=1
 
-# Three tests share two cores, because many wait for processes, but for those that measure time or
-# energy, start Ray, or become another user: these run one after the other. In the everyday suite
-# they leave a core to `check`; a quiet test, which nothing may disturb, is slow.
-ALONE := quiet or ray or root
+# Three tests share two cores, because many wait for processes. Those that start Ray or become
+# another user run one after the other, and leave most of the machine to `check`, or in CI to
+# `lowest`. Nothing runs beside a quiet test, which measures time or energy; each of them is slow.
+ALONE := ray or root
+SLOW := slow and not all_knobs and not long
 # Each part prints its slowest tests, and leaves the duration of every test in build/durations.
 PYTEST = MAKEFLAGS= PATH="$(abspath $(BIN)):$$PATH" $(ONE_THREAD) $(BIN)/python -m pytest -q -rs \
     --durations=15 --durations-min=1 --junitxml=build/durations/$@.xml
 SHARED = -n 3 --dist worksteal
 
-.PHONY: run demo test check-and-alone everyday-shared everyday-alone check releases slow slow-shared slow-alone other-cpu lowest middle all-knobs long release \
-    docs install hashes sbom clean
+.PHONY: run demo test check-and-alone everyday-shared everyday-alone check slow slow-quiet \
+    slow-shared slow-alone alone-and-lowest other-cpu lowest middle all-knobs long release docs \
+    install hashes sbom clean
 
 # What `make run` tunes (examples/laptop), the limits of its search, and what it predicts at the end:
 # cores without clocks have little to trade, and a node of GPUs has more.
@@ -105,13 +107,16 @@ everyday-shared: install
 everyday-alone: install
 	$(PYTEST) -m "not slow and not long and ($(ALONE))"
 
-slow: slow-shared slow-alone
+slow: slow-quiet slow-shared slow-alone
+
+slow-quiet: install
+	$(PYTEST) -m "$(SLOW) and quiet"
 
 slow-shared: install
-	$(PYTEST) $(SHARED) -m "slow and not all_knobs and not long and not ($(ALONE))"
+	$(PYTEST) $(SHARED) -m "$(SLOW) and not (quiet or $(ALONE))"
 
 slow-alone: install
-	$(PYTEST) -m "slow and not all_knobs and not long and ($(ALONE))"
+	$(PYTEST) -m "$(SLOW) and not quiet and ($(ALONE))"
 
 # The tests of search and results once more, on the oldest kernels of OpenBLAS: the same seed
 # makes the same search on every CPU.
@@ -127,9 +132,8 @@ release: install
 lowest middle:
 	$(PYTHON) .ci/versions.py $@
 
-# Both beside each other: most of their time is pip's, which takes one core.
-releases:
-	@$(MAKE) --no-print-directory -j2 lowest middle
+alone-and-lowest: install
+	@$(MAKE) --no-print-directory -j2 slow-alone lowest
 
 # Every configuration of the built-in training program; CI trains a covering sample of them.
 all-knobs: install
@@ -137,8 +141,8 @@ all-knobs: install
 
 # What takes minutes each, for example trainings on the twin GPU node that are tuned as they run, and
 # what comes close to a test of CI: other moments of a fault, other wheels, the benchmarks' commands,
-# and the search on another CPU.
-long: other-cpu
+# releases in the middle, and the search on another CPU.
+long: other-cpu middle
 	$(PYTEST) -m long
 
 docs: install
