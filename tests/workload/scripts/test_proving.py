@@ -14,7 +14,7 @@ from tuner.search_spaces.knob_declarations import parse_knob
 from tuner.testing.scripts import CPU, script_job
 from tuner.testing.studies import problem_of_job
 from tuner.workload.hook.counting import GROUPS
-from tuner.workload.scripts.proving import Argument, _with_placeholder, proven
+from tuner.workload.scripts.proving import Argument, _with_placeholder, difference, proven
 from tuner.workload.scripts.script_facts import ScriptFacts
 from tuner.workload.scripts.script_job import ScriptJob
 
@@ -290,6 +290,29 @@ def test_batch_norm_leaves_it_alone_where_a_framework_would_turn_it(
 def test_what_is_not_known_is_not_split(tmp_path: Path, changes: dict[str, Any]) -> None:
     today = replace(job_of(tmp_path), **changes)
     assert proven(today, facts(8, 4), Program().look, devices=2) is today
+
+
+@pytest.mark.parametrize(
+    ("accumulation", "passes"),
+    [
+        pytest.param(0, 0, id="batches that are counted in neither launch"),
+        pytest.param(0, 4, id="in the second alone"),
+        pytest.param(4, 0, id="in the first alone"),
+        pytest.param(4, 4, id="in both"),
+    ],
+)
+def test_another_loss_by_the_same_words_is_the_chance_of_a_script_without_a_seed(
+    tmp_path: Path, accumulation: int, passes: int
+) -> None:
+    def launch(times: int, loss: float) -> dict[str, Any]:
+        seen = facts(8, times)
+        # Without a loader and inputs, as of a loop over one table of numbers, nothing is counted.
+        return seen | {"groups": [group | {"loss": loss} for group in seen["groups"]]}
+
+    job = job_of(tmp_path, times=accumulation)
+    told = difference(job, launch(accumulation, 1.9), launch(passes, 2.6))
+    assert told.endswith("the losses of a step add up to 2.6 and not 1.9 (does it set no seed?)")
+    assert difference(job, launch(accumulation, 2.6), launch(passes, 2.6)) == ""
 
 
 def test_placeholders_of_the_user_are_not_looked_behind(tmp_path: Path) -> None:
