@@ -349,17 +349,17 @@ def _differs(
         allowed = min(allowed, max(_OTHER_LOSS, scatter))
     if abs(old - new) <= allowed * abs(old):
         return ""
-    what = f"the losses of a step add up to {new:.4g} and not {old:.4g}"
+    change = f"the losses of a step add up to {new:.4g} and not {old:.4g}"
     micro_batch, accumulation = today.split
-    known = accumulation and counted.accumulation
-    if not known or (counted.micro_batch, counted.accumulation) == (micro_batch, accumulation):
-        return f"{what} (does it set no seed?)"
+    same_split = (counted.micro_batch, counted.accumulation) == (micro_batch, accumulation)
+    if same_split or not accumulation or not counted.accumulation:  # 0 is not known
+        return f"{change} (does it set no seed?)"
     ratio = new / old if old else 0.0
     passes = counted.accumulation / accumulation
     if passes != 1 and abs(ratio / passes - 1) < _OTHER_LOSS:
-        return f"{what}: the script does not divide them by the accumulation"
+        return f"{change}: the script does not divide them by the accumulation"
     return (
-        f"{what}, so they depend on the split "
+        f"{change}, so they depend on the split "
         "(the batch's own negatives? a sum that is not divided by the accumulation?)"
     )
 
