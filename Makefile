@@ -21,9 +21,10 @@ ONE_THREAD := OMP_NUM_THREADS=1
 
 # Three tests share two cores, because many wait for processes. Those that start Ray or become
 # another user run one after the other, and leave most of the machine to `check`, or in CI to
-# `lowest`. Nothing runs beside a quiet test, which measures time or energy; each of them is slow.
+# `lowest`. Nothing runs beside a quiet test, which measures time or energy.
 ALONE := ray or root
-SLOW := slow and not all_knobs and not long
+EVERYDAY := not (slow or quiet or long)
+SLOW := slow and not (quiet or all_knobs or long)
 # Each part prints its slowest tests, and leaves the duration of every test in build/durations.
 PYTEST = MAKEFLAGS= PATH="$(abspath $(BIN)):$$PATH" $(ONE_THREAD) $(BIN)/python -m pytest -q -rs \
     --durations=15 --durations-min=1 --junitxml=build/durations/$@.xml
@@ -102,26 +103,26 @@ check-and-alone: install
 # In CI a test that takes too many CPU seconds for every day fails; elsewhere, and beside `check`, it
 # is named.
 everyday-shared: install
-	$(PYTEST) $(if $(CI),--above-cpu-limit fail) $(SHARED) -m "not slow and not long and not ($(ALONE))"
+	$(PYTEST) $(if $(CI),--above-cpu-limit fail) $(SHARED) -m "$(EVERYDAY) and not ($(ALONE))"
 
 everyday-alone: install
-	$(PYTEST) -m "not slow and not long and ($(ALONE))"
+	$(PYTEST) -m "$(EVERYDAY) and ($(ALONE))"
 
 slow: slow-quiet slow-shared slow-alone
 
 slow-quiet: install
-	$(PYTEST) -m "$(SLOW) and quiet"
+	$(PYTEST) -m "quiet and not (all_knobs or long)"
 
 slow-shared: install
-	$(PYTEST) $(SHARED) -m "$(SLOW) and not (quiet or $(ALONE))"
+	$(PYTEST) $(SHARED) -m "$(SLOW) and not ($(ALONE))"
 
 slow-alone: install
-	$(PYTEST) -m "$(SLOW) and not quiet and ($(ALONE))"
+	$(PYTEST) -m "$(SLOW) and ($(ALONE))"
 
 # The tests of search and results once more, on the oldest kernels of OpenBLAS: the same seed
 # makes the same search on every CPU.
 other-cpu: install
-	OPENBLAS_CORETYPE=Prescott $(PYTEST) $(SHARED) -m "not slow and not long and not ($(ALONE))" \
+	OPENBLAS_CORETYPE=Prescott $(PYTEST) $(SHARED) -m "$(EVERYDAY) and not ($(ALONE))" \
 	    tests/search tests/answer tests/packaging/test_optunahub.py
 
 # sdist, wheel and notes in build/release, checked in clean environments; nothing is uploaded.

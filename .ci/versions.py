@@ -59,7 +59,7 @@ class Environment:
 
     def pip(self, *words: str | Path) -> None:
         """Install packages."""
-        # Compiled are the modules that are imported, as they are: a few of the many.
+        # Python compiles what is imported, which is little of what is installed.
         quiet = ("--quiet", "--disable-pip-version-check", "--no-compile")
         self.run(["python", "-m", "pip", "install", *quiet, *words], cwd=self.folder)
 

@@ -47,7 +47,7 @@ for _ in range(10_000_000):
 
 
 @dataclass
-class ObservedLaunch:
+class ObservedStudy:
     """What was seen during the study.
 
     Attributes:
@@ -78,7 +78,7 @@ def unavailable() -> str:
     return "" if trial.returncode == 0 else f"no network namespace: {trial.stderr.strip()}"
 
 
-def watch(folder: Path) -> ObservedLaunch:
+def watch(folder: Path) -> ObservedStudy:
     """Run the study in a namespace of its own and return what was seen.
 
     Raises:
@@ -90,7 +90,7 @@ def watch(folder: Path) -> ObservedLaunch:
     done = finished([*_unshare(), *words], env=environment)
     if done.returncode:
         raise RuntimeError(f"the study was not watched: {done.stderr[-2000:]}")
-    return ObservedLaunch(**json.loads((folder / "seen.json").read_text()))
+    return ObservedStudy(**json.loads((folder / "seen.json").read_text()))
 
 
 def _interfaces() -> None:
@@ -191,7 +191,7 @@ def _shown(host: str) -> str:
 def watch_inside(folder: Path) -> None:
     """Run and watch the study in this namespace; write what was seen to FOLDER/seen.json."""
     _interfaces()
-    seen, outside, listening = ObservedLaunch(), set[str](), dict[str, str]()
+    seen, outside, listening = ObservedStudy(), set[str](), dict[str, str]()
     threading.Thread(target=_capture, args=(outside,), daemon=True).start()
     time.sleep(0.3)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as trial:
@@ -264,7 +264,9 @@ def study_figures() -> list[Figure]:
 def main(argv: Sequence[str] | None = None) -> None:
     """Watch a study and publish the figures; with --inside, be what watches it."""
     parser = arguments("what a study sends to other machines")
-    parser.add_argument("--inside", type=Path, metavar="FOLDER", help="(used by this command)")
+    parser.add_argument(
+        "--inside", type=Path, metavar="FOLDER", help="of the study; it runs in this namespace"
+    )
     options = parser.parse_args(argv)
     if options.inside:
         watch_inside(options.inside)
