@@ -135,9 +135,13 @@ def _change_words(typed: Sequence[str], changed: Sequence[str]) -> bool:
             return False
         numbers.update(found.groups())
     number = next(iter(numbers), "")
-    first = 2 if changed[0] == "-m" else 1
-    sys.argv[1:] = [_OF_RANK.sub(number, word) for word in changed[first:]]
+    sys.argv[1:] = [_OF_RANK.sub(number, word) for word in changed[first_argument(changed) :]]
     return True
+
+
+def first_argument(words: Sequence[str]) -> int:
+    """Return the place of the program's first argument in its words (`program_words`)."""
+    return 2 if words[0] in ("-m", "-c") else 1
 
 
 def program_words(command: Sequence[str]) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.workload.hook import halved
+from tuner.workload.hook.attachment import first_argument
 from tuner.workload.hook.source import ACCUMULATION, BATCH
 from tuner.workload.scripts.evidence import BatchCount, batches_seen
 from tuner.workload.scripts.script_job import ScriptJob
@@ -407,7 +408,7 @@ def _placed(job: ScriptJob, arguments: Iterable[Argument]) -> ScriptJob:
 def _with_placeholder(
     words: tuple[str, ...], argument: Argument, placeholder: str
 ) -> tuple[str, ...] | None:
-    made, first = list(words), 2 if words[0] == "-m" else 1
+    made, first = list(words), first_argument(words)
     if not argument.options:  # positional: the one word that is its value
         if made[first:].count(str(argument.value)) != 1:
             return None

@@ -70,6 +70,29 @@ def test_a_module_gets_the_changed_arguments(tmp_path: Path) -> None:
     assert run(tmp_path, ["-m", "pkg", "-b4"], order) == '["-b8", "--accum=2"]\n'
 
 
+@pytest.mark.parametrize("command", [["-c", SHOW], [f"-c{SHOW}"], ["-u", "-c", SHOW]])
+def test_a_program_given_as_a_string_gets_the_changed_arguments(
+    tmp_path: Path, command: list[str]
+) -> None:
+    order = words(["-c", SHOW, "--bs", "4"], ["-c", SHOW, "--bs", "8", "--accum", "2"])
+    shown = run(tmp_path, [*command, "--bs", "4"], order)
+    assert json.loads(shown) == ["--bs", "8", "--accum", "2"]
+
+
+def test_a_program_given_as_a_string_without_arguments_gets_some(tmp_path: Path) -> None:
+    order = words(["-c", SHOW], ["-c", SHOW, "--bs", "8"])
+    assert json.loads(run(tmp_path, ["-c", SHOW], order)) == ["--bs", "8"]
+
+
+def test_a_program_read_from_the_input_gets_the_changed_arguments(tmp_path: Path) -> None:
+    order = words(["-", "--bs", "4"], ["-", "--bs", "8"])
+    (tmp_path / "attach.json").write_text(json.dumps(order))
+    env = {**os.environ, hook.ATTACH: str(tmp_path / "attach.json"), "PYTHONPATH": str(ENTRY)}
+    command = [sys.executable, "-", "--bs", "4"]
+    done = subprocess.run(command, env=env, input=SHOW, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == ["--bs", "8"]
+
+
 def test_numbers_of_ranks_stay_their_own(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SHOW)
     typed = ["train.py", "--local_rank={local_rank}", "--bs=4"]

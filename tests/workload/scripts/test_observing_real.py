@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import time
 from contextlib import closing
@@ -12,7 +13,9 @@ from textwrap import dedent
 
 import pytest
 
+from tuner.problem.run_folder import RunFolder
 from tuner.search_spaces.errors import InputError
+from tuner.study.request import job_of_script
 from tuner.workload.node import command_group
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.rank_launch import reserved_port
@@ -36,6 +39,23 @@ for i in range(100000):
     m(torch.randn(a.bs, 64)).square().mean().backward()
     o.step()
     o.zero_grad()
+"""
+SPLIT = """
+import argparse, torch
+p = argparse.ArgumentParser()
+p.add_argument("--bs", type=int, default=16)
+p.add_argument("--accum", type=int, default=2)
+a = p.parse_args()
+torch.manual_seed(0)
+m = torch.nn.Linear(64, 64)
+o = torch.optim.SGD(m.parameters(), 1e-3)
+data = torch.utils.data.TensorDataset(torch.randn(4096, 64))
+while True:
+    for i, (x,) in enumerate(torch.utils.data.DataLoader(data, a.bs)):
+        (m(x).square().mean() / a.accum).backward()
+        if (i + 1) % a.accum == 0:
+            o.step()
+            o.zero_grad()
 """
 SPAWN = """
 import argparse, os, torch
@@ -102,6 +122,21 @@ def test_a_launcher_in_a_shell_script_in_another_folder_shows_its_ranks(tmp_path
     assert observation.words == ("../train.py", "--bs", "4", "--bs", "2")
     assert (observation.ranks, observation.why_as_it_stands) == (2, "")
     assert observation.folder == str(tmp_path / "below")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", ["", "--bs 16 --accum 2"])
+def test_the_arguments_of_a_program_given_as_a_string_are_proven(
+    tmp_path: Path, arguments: str
+) -> None:
+    (tmp_path / "train.py").write_text(SPLIT)
+    code = "import runpy; runpy.run_path('train.py', run_name='__main__')"
+    script = Script(f"{sys.executable} -c {shlex.quote(code)} {arguments}".strip(), cwd=tmp_path)
+    run = RunFolder.named(tmp_path, "run")
+    job = job_of_script(script, CLUSTER, run, address=None, announce=lambda sentence: None)
+    assert (job.frame.micro_batch, job.frame.accumulation) == (16, 2)
+    assert {"micro_batch", "gradient_accumulation"} <= {*job.placeholders}
+    assert job.as_it_stands
 
 
 @pytest.mark.parametrize(

@@ -345,6 +345,9 @@ def test_placeholders_of_the_user_prove_no_second_rank(tmp_path: Path, grouped: 
         ("train.py", ["--batch_size="], "train.py --batch_size={x}"),
         ("train.py 8 3", [], "train.py {x} 3"),
         ("train.py 8 8", [], None),  # which of the two?
+        ("-m 8 8", [], "-m 8 {x}"),  # a module may be named anything
+        ("-c 8 8 3", [], "-c 8 {x} 3"),  # so may code
+        ("-c code -b 8", ["-b"], "-c code -b {x}"),
         ("train.py", [], None),
     ],
 )
