@@ -27,6 +27,8 @@ QWEN = load_job("qwen2.5-7b")  # 28 heads, 4 key-value heads, 28 layers, global 
 OLMOE = load_job("olmoe-1b-7b")  # 16 heads, 64 experts
 TINY = load_job("tiny-gpt")  # global batch 8
 DRIVE = replace(H100, nvme_path="/nvme")
+CLOCKED_CORE = replace(CORE, clocks_MHz=(1500, 2500), min_limit_W=4.0)
+CLOCKED = Cluster("this-machine", CLOCKED_CORE, 2, clock_control=True)
 
 
 def machine(cores: int) -> Cluster:
@@ -198,6 +200,9 @@ CASES = [
     case("limit_range", QWEN, H100, "199W", "200W"),
     case("limit_range", QWEN, H100, "701W", "700W"),
     case("limit_stages", QWEN, H100, "pp2 300,400,500W", "pp2 300,400W"),
+    case("stages_of_cores", TINY, CLOCKED, "pp2 1500,2500MHz", "pp2 2500MHz"),
+    case("stages_of_cores", TINY, CLOCKED, "pp2 2500,2500MHz", "pp2 2500MHz"),
+    case("stages_of_cores", TINY, CLOCKED, "pp2 4,5W", "pp2 5W"),
     case("one_limiter", QWEN, H100, "1200MHz 500W", "1200MHz"),
 ]
 

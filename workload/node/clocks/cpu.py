@@ -23,7 +23,6 @@ from tuner.workload.node.clocks.base import (
     AppliedSettings,
     GovernorError,
     all_or_nothing,
-    per_device,
     require_settable,
     snapped,
 )
@@ -207,38 +206,25 @@ class CpuGovernor:
 
     # ---- from a setting to the files' contents
 
-    def _ceilings(
-        self, value: Value, ranks: int, notes: list[str]
-    ) -> tuple[dict[Path, int], Value]:
+    def _ceilings(self, value: Value, notes: list[str]) -> tuple[dict[Path, int], Value]:
         # In kHz, and the setting as snapped.
         if self.why_no_clock:
             raise InputError(f"clock_MHz cannot be set: {self.why_no_clock}")
-        found: dict[Value, int] = {}
-        for clock in value if isinstance(value, tuple) else (value,):
-            if not isinstance(clock, int):
-                raise InvalidValue("clock_MHz", value, "an integer, or one a pipeline stage")
-            if not self.supported_clocks_MHz:
-                raise InvalidValue("clock_MHz", clock, "none is offered")
-            found[clock] = snapped("clock_MHz", clock, self.supported_clocks_MHz, notes)
-        each = per_device("clock_MHz", value, ranks, "cores")
-        # Cores that no rank uses take the last stage's.
-        cores = {cpu: each[min(i, ranks - 1)] for i, cpu in enumerate(self._cpus)}
+        if not isinstance(value, int):
+            legal = "an integer; cores take one clock for all"
+            raise InvalidValue("clock_MHz", value, legal)
+        if not self.supported_clocks_MHz:
+            raise InvalidValue("clock_MHz", value, "none is offered")
+        clock_MHz = snapped("clock_MHz", value, self.supported_clocks_MHz, notes)
         files: dict[Path, int] = {}
         for policy in self._policies:
-            clocks = {found[cores[cpu]] for cpu in policy.cpus}
-            if len(clocks) > 1:
-                legal = "one clock for the stages on cores that share their clock"
-                raise InvalidValue("clock_MHz", value, legal)
-            clock_kHz = clocks.pop() * 1000
             # Lowered first, restored last: the lowest clock must not be above the highest.
             lowest = policy.folder / "scaling_min_freq"
             lowest_kHz = int(self._earlier.get(lowest, _number(lowest)))
-            if lowest_kHz > clock_kHz or lowest in self._earlier:
-                files[lowest] = min(lowest_kHz, clock_kHz)
-            files[policy.folder / "scaling_max_freq"] = clock_kHz
-        if isinstance(value, tuple):
-            return files, tuple(found[clock] for clock in value)
-        return files, found[value]
+            if lowest_kHz > 1000 * clock_MHz or lowest in self._earlier:
+                files[lowest] = min(lowest_kHz, 1000 * clock_MHz)
+            files[policy.folder / "scaling_max_freq"] = 1000 * clock_MHz
+        return files, clock_MHz
 
     def _caps(self, value: Value) -> dict[Path, int]:
         # In microwatts.
@@ -271,7 +257,7 @@ class CpuGovernor:
         notes: list[str] = []
         settings, wanted = dict(live), dict[Path, int]()
         if "clock_MHz" in live:
-            files, settings["clock_MHz"] = self._ceilings(live["clock_MHz"], ranks, notes)
+            files, settings["clock_MHz"] = self._ceilings(live["clock_MHz"], notes)
             wanted |= files
         if "power_limit_W" in live:
             wanted |= self._caps(live["power_limit_W"])

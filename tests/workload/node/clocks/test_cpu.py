@@ -99,26 +99,13 @@ class TestCpuGovernor:
         assert applied.notes == ("clock_MHz 1900 snapped to 1800",)
         governor.close()
 
-    def test_one_clock_a_stage_on_the_cores_of_its_ranks(self, root: Path) -> None:
-        governor = governed(root)
-        governor.apply(Settings(clock_MHz=(1500, 2500)), ranks=2)
-        now = settings_of(root)
-        assert [now[CLOCK.format(n)] for n in range(4)] == ["1500000"] + ["2500000"] * 3
-        governor.close()
-
-    def test_stages_on_cores_that_share_a_clock_are_refused(self, tmp_path: Path) -> None:
-        governor = governed(make_sysfs(tmp_path / "sys", shared=2))
-        governor.apply(Settings(clock_MHz=(1500, 2500)))  # cores 0, 1 and cores 2, 3
-        with pytest.raises(InvalidValue, match="share their clock"):
-            governor.apply(Settings(clock_MHz=(1500, 2500)), ranks=2)
-        governor.close()
-
     @pytest.mark.parametrize(
         ("live", "error", "says"),
         [
             ({"clock_MHz": 5000}, InvalidValue, "from 800 to 3600"),
             ({"clock_MHz": "fast"}, InvalidValue, "integer"),
-            ({"clock_MHz": (900, 900, 900)}, InvalidValue, "divide the 4 cores"),
+            ({"clock_MHz": (1500, 2500)}, InvalidValue, "cores take one clock for all"),
+            ({"clock_MHz": (1500,)}, InvalidValue, "cores take one clock for all"),
             ({"power_limit_W": 30}, InvalidValue, "from 14 to 28 for each package"),
             ({"power_limit_W": (4, 5)}, InvalidValue, "share one limit"),
             ({"memory_clock_MHz": 800}, InputError, "knob of GPUs"),
