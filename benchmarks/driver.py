@@ -14,9 +14,9 @@ from pathlib import Path
 
 import tuner
 from benchmarks.figures import Figure, arguments, publish
+from tests.support.studies import LONG_JOB, ModelRunner
 from tuner.executors.local import SimulatedExecutor
 from tuner.problem.settings import SearchSettings
-from tuner.testing.studies import LONG_JOB, ModelRunner
 from tuner.workload.records.trace import read_trace
 
 

@@ -18,9 +18,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from benchmarks.figures import Figure, arguments, publish
+from tests.support.commands import finished
+from tests.support.scripts import on_every_device
 from tuner.search_spaces.cluster import Cluster, Device
-from tuner.testing.commands import finished
-from tuner.testing.scripts import on_every_device
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.frameworks import Driver, shipped_drivers
 from tuner.workload.scripts.frameworks.keys import KeyCheck, check_keys

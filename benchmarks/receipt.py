@@ -33,7 +33,7 @@ from scipy.stats import ttest_1samp
 
 from benchmarks.figures import ROOT, Figure, arguments, publish
 from benchmarks.twin.energy import random_gpu
-from tuner.testing.twin import TwinNode
+from tests.twin import TwinNode
 
 #: Time of a random load, and between two looks at the exact energy, seconds.
 PHASE_S, TRUTH_S = (0.05, 0.8), 0.002

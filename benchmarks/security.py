@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from benchmarks.figures import ROOT, Figure, arguments, publish
-from tuner.testing.commands import finished
+from tests.support.commands import finished
 from tuner.workload.node.clocks import guard
 
 #: The machine's own address in the namespace, and one that is another machine's (RFC 5737).

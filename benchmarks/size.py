@@ -4,14 +4,13 @@ A report, which fails nothing; `tests/test_size.py` and `tests/test_layers.py` f
 (`import_violations`, `import_cycles`). A file above 800 lines and a function above 80 are named: a
 review asks for the reason.
 
-Lines are counted in .py files as `wc -l` does. `production_lines` is the import package without
-`tuner.testing`, whose lines are counted with the tests that use it. The public entry points
-`optimize`, `plan` and `replay` are left out of `most_parameters`; each longest piece is named above
-the figures. `lines.tuner` are the modules beside the packages, `docs_words` the words of `docs` and
-of the changelog, `import_cycles` the groups of modules that import each other (inside functions,
-too). `imports_running_up` are imports against `LAYERS`, and inside `workload` against
-`WORKLOAD_PARTS`; `words_of_patterns` the names, docstrings and messages that `benchmarks.language`
-finds (`--words` lists them).
+Lines are counted in .py files as `wc -l` does; `production_lines` is the import package. The public
+entry points `optimize`, `plan` and `replay` are left out of `most_parameters`; each longest piece
+is named above the figures. `lines.tuner` are the modules beside the packages, `docs_words` the
+words of `docs` and of the changelog, `import_cycles` the groups of modules that import each other
+(inside functions, too). `imports_running_up` are imports against `LAYERS`, and inside `workload`
+against `WORKLOAD_PARTS`; `words_of_patterns` the names, docstrings and messages that
+`benchmarks.language` finds (`--words` lists them).
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ LAYERS = (
     *("search_spaces", "workload", "models"),
     *("formatting", "pareto", "storage", "terminal"),
     *("problem", "executors", "search", "answer", "study"),
-    *("online", "receipt", "callbacks", "display", "deploy", "api", "cli"),
+    *("online", "receipt", "callbacks", "display", "deploy", "api", "cli", "testing"),
 )
 #: Packages of `tuner.workload` from the ground up: each may import those before it.
 WORKLOAD_PARTS = ("records", "hook", "scripts", "program", "node")
@@ -205,7 +204,7 @@ def measure(modules: list[Module], pieces: dict[str, list[tuple[int, str]]]) -> 
     words = Counter(match.kind for match in matches(modules))
     return {
         "production_lines": sum(module.lines for module in modules),
-        "test_lines": _lines("tests", "tuner/testing"),
+        "test_lines": _lines("tests"),
         "benchmark_lines": _lines("benchmarks"),
         "docs_words": docs_words(),
         "production_modules": len(modules),

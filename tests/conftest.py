@@ -24,18 +24,18 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test asks a hub but its own
 
 from benchmarks.source import Module, production
 from tests.cpu_limit import pytest_addoption, pytest_runtest_call  # noqa: F401
+from tests.support.browser import chromium
+from tests.support.launchers import answer_here
+from tests.support.postgresql import why_not as why_no_postgresql
+from tests.support.studies import LONG_JOB, TRACES, ModelRunner, run_optimize
+from tests.twin import TwinGpu, TwinNode, compiler
+from tests.twin.replay import replayed_node
 from tuner.answer.result import Result
 from tuner.executors.local import SimulatedExecutor
 from tuner.search.planner import PlanningState, ProbePlan, ProbePlanner
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.space import Candidates
 from tuner.study.callbacks import Progress
-from tuner.testing.browser import chromium
-from tuner.testing.launchers import answer_here
-from tuner.testing.postgresql import why_not as why_no_postgresql
-from tuner.testing.studies import LONG_JOB, TRACES, ModelRunner, run_optimize
-from tuner.testing.twin import TwinGpu, TwinNode, compiler
-from tuner.testing.twin.replay import replayed_node
 from tuner.workload.node.rank_server import RankServer
 from tuner.workload.scripts.launchers import kinds
 

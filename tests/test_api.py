@@ -8,11 +8,11 @@ from dataclasses import fields
 import pytest
 
 import tuner
+from tests.support.commands import finished
+from tests.support.studies import write_table
 from tuner.problem.limits import Limits
 from tuner.problem.run_folder import RunFolder
 from tuner.study.request import PlanRequest, StudyOptions, StudyRequest
-from tuner.testing.commands import finished
-from tuner.testing.studies import write_table
 
 pytestmark = pytest.mark.usefixtures("next_candidates")
 

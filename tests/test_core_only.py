@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.startup import HEAVY
-from tuner.testing.commands import finished
+from tests.support.commands import finished
 
 MISSING = ("torch", "deepspeed", "ray", "transformers", "optuna_dashboard", "pandas")
 MISSING += ("rich", "shtab", "wandb", "mlflow", "prometheus_client")

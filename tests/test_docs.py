@@ -29,9 +29,9 @@ import pytest
 
 import tuner
 from tests.golden.__main__ import KERNEL
+from tests.support.commands import finished
 from tuner.cli.main import command_parser
 from tuner.cli.reference import commands_of
-from tuner.testing.commands import finished
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"])

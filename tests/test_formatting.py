@@ -6,6 +6,7 @@ import math
 
 import pytest
 
+from tests.support.results import ESTIMATED, NVML, TWIN, point
 from tuner.formatting import (
     Units,
     after_comma,
@@ -28,7 +29,6 @@ from tuner.formatting import (
     varying_knobs,
 )
 from tuner.search_spaces.configuration import Configuration
-from tuner.testing.results import ESTIMATED, NVML, TWIN, point
 
 TODAY = Configuration.of(micro_batch=4, zero_stage=0)
 CHOICE = Configuration.of(micro_batch=16, zero_stage=0, clock_MHz=1050)

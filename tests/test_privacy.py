@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tuner.testing.commands import finished
+from tests.support.commands import finished
 
 ROOT = Path(__file__).resolve().parent.parent
 

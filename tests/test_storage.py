@@ -12,6 +12,8 @@ from pathlib import Path
 import optuna
 import pytest
 
+from tests.support.postgresql import PASSWORD, QUOTED, Server, postgresql
+from tests.support.studies import LONG_JOB, ModelRunner, run_optimize
 from tuner.cli.main import main
 from tuner.executors.local import InlineExecutor
 from tuner.problem.constraints import Constraints
@@ -22,8 +24,6 @@ from tuner.search_spaces.job import load_job
 from tuner.search_spaces.space import load_space
 from tuner.storage import open_storage, storage_trouble
 from tuner.study.recorder import StudyRecorder
-from tuner.testing.postgresql import PASSWORD, QUOTED, Server, postgresql
-from tuner.testing.studies import LONG_JOB, ModelRunner, run_optimize
 from tuner.workload.records.trace import compact, read_trace, recover_pending
 
 pytestmark = pytest.mark.usefixtures("next_candidates")

@@ -120,13 +120,13 @@ def growth_KiB(memory: dict[int, float], last_MiB: float, measured: int) -> floa
 
 def whole_study(cluster: Cluster, options: Any, folder: Path, address: str) -> list[Figure]:
     """The driver as a user's: sampler, study, trace, what it keeps of every record."""
+    from tests.support.studies import problem_of_job
     from tuner.executors.ray_executor import RayExecutor
     from tuner.problem.run_folder import RunFolder
     from tuner.problem.settings import SearchSettings
     from tuner.study.callbacks import Progress
     from tuner.study.request import StudyRequest
     from tuner.study.session import Session
-    from tuner.testing.studies import problem_of_job
 
     # Jobs of one node, many at a time.
     problem = problem_of_job(load_job(options.job), replace(cluster, nodes=1), plan=True)

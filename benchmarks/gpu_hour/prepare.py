@@ -11,8 +11,8 @@ import sys
 from pathlib import Path
 
 from benchmarks.figures import ROOT
+from tests.support.commands import finished
 from tuner.search_spaces.errors import InputError
-from tuner.testing.commands import finished
 
 PACKAGES = ("hjson", "pydantic", "pydantic-core", "annotated-types", "typing-inspection")
 PLATFORMS = ("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64")

@@ -11,8 +11,8 @@ import random
 import tempfile
 from pathlib import Path
 
+from tests.twin import TwinGpu, TwinNode
 from tuner.search_spaces.configuration import Settings
-from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.node.clocks.governor import NvmlGovernor
 from tuner.workload.node.measure.measurement import delivered_of, of_used_devices
 from tuner.workload.node.meters.nvml import NvmlMeter

@@ -13,7 +13,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from tuner.testing.twin import TwinGpu, TwinNode
+from tests.twin import TwinGpu, TwinNode
 from tuner.workload.node.meters.nvml import NvmlMeter
 
 KINDS = ("steps", "gaps", "constant")

@@ -20,13 +20,13 @@ from typing import Any
 import numpy as np
 
 import tuner
+from tests.support.studies import problem_of_job
+from tests.twin import TwinNode
+from tests.twin.specimens import CORE_GPU
 from tuner.pareto import hypervolume, reference_point
 from tuner.problem.settings import SearchSettings
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.job import TrainingJob, load_job
-from tuner.testing.studies import problem_of_job
-from tuner.testing.twin import TwinNode
-from tuner.testing.twin.specimens import CORE_GPU
 from tuner.workload.records.probe import WindowPolicy
 from tuner.workload.records.trace import read_trace
 

@@ -10,7 +10,7 @@ import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tuner.testing.twin import TwinGpu, TwinNode
+from tests.twin import TwinGpu, TwinNode
 from tuner.workload.node.measure.statistics import Window, missing_s
 from tuner.workload.node.meters.base import Reading
 from tuner.workload.node.meters.nvml import NvmlMeter

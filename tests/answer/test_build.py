@@ -7,10 +7,10 @@ import math
 import numpy as np
 import pytest
 
+from tests.support.studies import measured, record, request
 from tuner.answer.posterior import Posterior
 from tuner.answer.state import _peak_W, points_of
 from tuner.answer.windows import Windows
-from tuner.testing.studies import measured, record, request
 
 
 def test_ninety_per_cent_intervals_hold_the_truth_under_launch_noise():

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from tests.support.studies import METER
 from tuner.answer.choice import decide
 from tuner.answer.judge import Judge
 from tuner.answer.parts import Point
@@ -14,7 +15,6 @@ from tuner.problem.constraints import Constraints
 from tuner.problem.limits import Limits
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName
-from tuner.testing.studies import METER
 
 
 def point(

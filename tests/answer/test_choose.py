@@ -9,11 +9,11 @@ import pytest
 
 from tests.answer.test_judge import judge_of, searched
 from tests.answer.test_recommendation import result_of
+from tests.support.results import large_result
+from tests.support.studies import run_replay, write_table
 from tuner.problem.constraints import Constraints
 from tuner.problem.settings import SearchSettings
 from tuner.search_spaces.errors import InputError, InvalidValue
-from tuner.testing.results import large_result
-from tuner.testing.studies import run_replay, write_table
 
 
 def test_the_slowdown_is_relative_to_the_baseline():

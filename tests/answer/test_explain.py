@@ -9,10 +9,10 @@ from dataclasses import replace
 
 import pytest
 
+from tests.support.studies import modelled_study, run_replay, table_point, write_table
 from tuner.display.export import rows
 from tuner.display.report import render_report
 from tuner.search_spaces.errors import UnknownName
-from tuner.testing.studies import modelled_study, run_replay, table_point, write_table
 
 PARTS_W = {"gpu": 400.0, "grace": 90.0, "backward: gpu": 600.0}
 

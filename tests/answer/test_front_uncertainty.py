@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import tuner
+from tests.support.studies import run_replay, table_point, write_table
 from tuner.answer.front_uncertainty import attainment_of
 from tuner.pareto import nondominated
-from tuner.testing.studies import run_replay, table_point, write_table
 
 
 def test_without_error_the_band_is_the_front_itself() -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 import tuner
+from tests.support.results import large_result, small_result
 from tuner.search_spaces.typed_json import JSON_SCHEMA, strict_json
 from tuner.study.request import StudyOptions
-from tuner.testing.results import large_result, small_result
 
 DOCS = Path(__file__).parents[2] / "docs" / "report.md"
 

@@ -10,6 +10,8 @@ import pytest
 
 import tuner
 from tests.answer.test_posterior import configuration, launch
+from tests.support.results import NVML
+from tests.support.results import point as drawn_point
 from tuner.answer.judge import ENOUGH, SURE, Judge
 from tuner.answer.posterior import Posterior
 from tuner.answer.recommendation import advise
@@ -18,8 +20,6 @@ from tuner.answer.windows import Windows
 from tuner.problem.constraints import Constraints
 from tuner.problem.settings import SearchSettings
 from tuner.problem.study_spec import StudySpec
-from tuner.testing.results import NVML
-from tuner.testing.results import point as drawn_point
 from tuner.workload.records.probe import Failure, ProbeRecord
 
 STEPS = 1000

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from tests.support.results import NVML, failed, point, result_of
 from tuner.answer.micro_batch import doublings
 from tuner.answer.result import Result
 from tuner.display.text import answer_lines
@@ -13,7 +14,6 @@ from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import load_job
 from tuner.search_spaces.space import Candidates, load_space
-from tuner.testing.results import NVML, failed, point, result_of
 
 GIB = 2**30
 CLUSTER = load_cluster("a100-8")

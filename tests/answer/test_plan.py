@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 import tuner
+from tests.support.studies import LONG_JOB
 from tuner.answer.result import Result
 from tuner.cli.main import main
 from tuner.display.text import answer_lines, summary_lines
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.job import TrainingJob
-from tuner.testing.studies import LONG_JOB
 from tuner.workload.records.trace import read_trace
 
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.support.studies import METER, measured
 from tuner.answer.posterior import Gain, Posterior
 from tuner.answer.windows import Windows
 from tuner.search_spaces.configuration import Configuration, Settings
-from tuner.testing.studies import METER, measured
 from tuner.workload.node.measure.statistics import Z90
 from tuner.workload.records.probe import ProbeRecord, ProbeRequest
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from tests.support.results import large_result
 from tuner.answer.run_difference import compare_runs
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import load_job
-from tuner.testing.results import large_result
 
 
 def test_a_run_against_itself_differs_in_nothing():

@@ -16,12 +16,12 @@ from benchmarks.gpu_hour.figures import energy_at_end_J
 from benchmarks.gpu_hour.hour import Hour
 from benchmarks.gpu_hour.knobs import CASES
 from benchmarks.gpu_hour.runs import lag_s, update_periods_s
+from tests.support.commands import finished
+from tests.twin import TwinGpu, TwinNode
+from tests.twin.specimens import CORE_GPU
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.rules import broken_rules, unrunnable
-from tuner.testing.commands import finished
-from tuner.testing.twin import TwinGpu, TwinNode
-from tuner.testing.twin.specimens import CORE_GPU
 from tuner.workload.node.meters.nvml_recording import NvmlRecording
 
 ROOT = Path(__file__).parents[2]

@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks.validation import clock_study, jupiter, mpt, sailor, unseen
 from benchmarks.validation.comparison import quantiles, table
+from tests.support.studies import TRACES
 from tuner.answer.predict import forecast
 from tuner.display.plan_text import breakdown_lines, cost_lines
 from tuner.models.analytic.constants import constants_of
@@ -19,7 +20,6 @@ from tuner.models.analytic.model_error import (
 )
 from tuner.search_spaces.cluster import load_device
 from tuner.search_spaces.job import load_job
-from tuner.testing.studies import TRACES
 
 ROOT = Path(__file__).resolve().parents[2]
 SHARED = TRACES.parent

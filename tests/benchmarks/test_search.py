@@ -20,8 +20,8 @@ from benchmarks.search.own_stop import own_search
 from benchmarks.search.problems import Problem
 from benchmarks.search.runner import run
 from benchmarks.search.truth import WITHIN, truth_of
+from tests.support.studies import TOML, table_point, write_table
 from tuner.search.planner import MAX_LIVE
-from tuner.testing.studies import TOML, table_point, write_table
 
 # A tool of developers, which mypy reads on every push.
 pytestmark = pytest.mark.long

@@ -19,7 +19,7 @@ from benchmarks.search.runner import ProblemSearch
 from benchmarks.search.samplers import WITH_MODELS
 from benchmarks.search.start import start_of
 from benchmarks.search.truth import truth_of
-from tuner.testing.studies import TOML, write_table
+from tests.support.studies import TOML, write_table
 
 # A tool of developers, which mypy reads on every push.
 pytestmark = pytest.mark.long

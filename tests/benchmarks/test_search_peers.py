@@ -16,10 +16,10 @@ from benchmarks.search.runner import run
 from benchmarks.search.samplers import SWEEPING, planner_named
 from benchmarks.search.start import start_of
 from benchmarks.search.truth import truth_of
+from tests.support.studies import table_point, write_table
 from tuner.problem.probe_cost import ProbeCost
 from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration, Settings
-from tuner.testing.studies import table_point, write_table
 
 # A tool of developers, which mypy reads on every push.
 pytestmark = pytest.mark.long

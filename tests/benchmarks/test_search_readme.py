@@ -11,7 +11,7 @@ from benchmarks.figures import ROOT
 from benchmarks.search.ask_tell import PEERS
 from benchmarks.search.problems import Problem
 from benchmarks.search.runner import run
-from tuner.testing.studies import write_table
+from tests.support.studies import write_table
 
 README = ROOT / "benchmarks" / "search" / "README.md"
 

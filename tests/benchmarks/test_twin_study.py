@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from benchmarks.twin.front import run_study
-from tuner.testing.commands import finished
+from tests.support.commands import finished
 
 pytestmark = pytest.mark.twin
 
@@ -21,7 +21,7 @@ def test_a_command_runs_on_a_twin_node_and_its_exit_code_is_returned() -> None:
         "handle = pynvml.nvmlDeviceGetHandleByIndex(2);"
         "print(pynvml.nvmlDeviceGetCount(), pynvml.nvmlDeviceGetName(handle)); sys.exit(5)"
     )
-    command = [sys.executable, "-m", "tuner.testing.twin", "--gpus", "3", "--"]
+    command = [sys.executable, "-m", "tests.twin", "--gpus", "3", "--"]
     done = finished([*command, sys.executable, "-c", code])
     assert (done.returncode, done.stdout) == (5, "3 joulefront twin\n")
     assert subprocess.run(command, capture_output=True).returncode == 2

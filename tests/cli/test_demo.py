@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.studies import METER, record, request
 from tuner.cli.demo import PROBES, Pace
 from tuner.cli.main import main
 from tuner.search_spaces.configuration import Settings
 from tuner.study.callbacks import Progress
-from tuner.testing.studies import METER, record, request
 
 
 class Clock:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import tuner
+from tests.support.studies import modelled_study, write_table
 from tuner.cli.main import main
-from tuner.testing.studies import modelled_study, write_table
 
 
 @pytest.fixture(scope="module")

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.studies import record, run_replay, write_table
 from tuner.cli.main import main
 from tuner.cli.parser import GROUPS
 from tuner.search_spaces.typed_json import JSON_SCHEMA
-from tuner.testing.studies import record, run_replay, write_table
 from tuner.workload.records.trace import TraceWriter, read_trace
 
 pytestmark = pytest.mark.usefixtures("next_candidates")
@@ -333,7 +333,7 @@ def test_a_probe_needs_neither_ray_nor_optuna(tmp_path):
         for name in ("ray", "optuna", "sklearn", "plotly"):
             sys.modules[name] = None
         import tuner.workload.node.runner
-        from tuner.testing.studies import record
+        from tests.support.studies import record
         class Fake:
             def __init__(self, job, cluster, **more): self.meter = record().meter
             def run(self, asked): return record(request=asked)

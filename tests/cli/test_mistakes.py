@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.studies import write_table
 from tuner.cli.main import main
 from tuner.search_spaces.configuration import Configuration
-from tuner.testing.studies import write_table
 
 
 @pytest.fixture(scope="module")

@@ -22,6 +22,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.studies import TOML, record, write_table
 from tuner.cli import main as cli
 from tuner.cli.main import main
 from tuner.cli.options import fitted
@@ -32,7 +33,6 @@ from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import load_job
 from tuner.search_spaces.safe_files import write_text
 from tuner.terminal import VisibleStream, raw_stream, visible
-from tuner.testing.studies import TOML, record, write_table
 from tuner.workload.records.probe import Failure, ProbeRequest
 from tuner.workload.records.trace import TraceWriter
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.commands import finished
+from tests.support.sysfs import make_sysfs, settings_of
 from tests.waiting import wait_until
 from tuner.deploy.launch_files import clocks_sh
 from tuner.search_spaces.configuration import Configuration, Settings
-from tuner.testing.commands import finished
-from tuner.testing.sysfs import make_sysfs, settings_of
 from tuner.workload.node.clocks.cpu import CpuGovernor
 
 #: Keeps each GPU's state in a file, as nvidia-smi would in the driver. Without persistence mode the

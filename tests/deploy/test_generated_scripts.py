@@ -12,6 +12,9 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from tests.support.commands import finished
+from tests.support.scripts import CPU
+from tests.support.studies import TOML, modelled_study, request, write_table
 from tuner.cli.main import main
 from tuner.deploy.launch_files import clocks_sh, write_launch_files
 from tuner.problem.run_folder import STUDY_SCHEMA, RunFolder
@@ -19,9 +22,6 @@ from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName
 from tuner.search_spaces.job import load_job
-from tuner.testing.commands import finished
-from tuner.testing.scripts import CPU
-from tuner.testing.studies import TOML, modelled_study, request, write_table
 from tuner.workload.records.probe import ProbeRequest
 from tuner.workload.records.table import load_table
 from tuner.workload.scripts.script_facts import ScriptFacts

@@ -15,15 +15,15 @@ import pytest
 
 from tests.deploy.listeners import watched
 from tests.golden import prepared
+from tests.support.commands import finished
+from tests.support.results import NVML, point, small_result
+from tests.support.scripts import CPU
 from tuner.api import load_result
 from tuner.deploy.launch_files import SYNTHETIC_STEPS, launch_of, write_launch_files
 from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, InvalidValue
 from tuner.search_spaces.job import TrainingJob, load_job
-from tuner.testing.commands import finished
-from tuner.testing.results import NVML, point, small_result
-from tuner.testing.scripts import CPU
 from tuner.workload.node.host import usable_cores
 from tuner.workload.program.ops import build_kind
 

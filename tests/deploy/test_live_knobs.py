@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.scripts import CPU, script_job
 from tuner.deploy.launch_files import write_launch_files
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InvalidValue
 from tuner.search_spaces.knob_declarations import Knob
-from tuner.testing.scripts import CPU, script_job
 from tuner.workload.scripts.script_facts import ScriptFacts
 from tuner.workload.scripts.script_job import ScriptJob
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.commands import finished
 from tuner.deploy.launch_files import write_launch_files
 from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.knob_declarations import Knob
-from tuner.testing.commands import finished
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.inspection import blank_job
 from tuner.workload.scripts.launchers import Launcher

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from tests.executors.own_ray import OwnRay
+from tests.support.scripts import CPU, script_job
+from tests.support.studies import modelled_study
 from tuner.cli.main import main
 from tuner.deploy.launch_files import Launch, write_launch_files
 from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob, load_job
-from tuner.testing.scripts import CPU, script_job
-from tuner.testing.studies import modelled_study
 from tuner.workload.scripts.script_facts import ScriptFacts
 
 GPUS = Cluster("gpus", Device("H100", "cuda", 2**36, 1e15, 3e12, 70.0, 700.0), 8, nodes=2)

@@ -20,10 +20,10 @@ from pathlib import Path
 import pytest
 
 from tests.deploy.test_slurm import FAKES, SCRIPT, calls, write_fakes
+from tests.support.commands import finished
+from tests.support.scripts import CPU as CORES
 from tests.waiting import wait_until
 from tuner.deploy.launch_files import write_launch_files
-from tuner.testing.commands import finished
-from tuner.testing.scripts import CPU as CORES
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.inspection import blank_job
 from tuner.workload.scripts.script_facts import ScriptFacts

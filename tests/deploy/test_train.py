@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 import tuner
+from tests.support.studies import METER, ModelRunner, run_optimize
 from tests.waiting import wait_until
 from tuner.deploy.drift import LEAST_BLOCKS, ConfidenceSequence, DriftMonitor, Expectation
 from tuner.executors.local import SimulatedExecutor
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
-from tuner.testing.studies import METER, ModelRunner, run_optimize
 
 EXPECTED = Expectation("data_parallel=2", 0.5, 100.0, (0.495, 0.505), (98.0, 102.0), 1000, METER)
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.scripts import CPU, script_job
 from tuner.deploy.launch_files import write_launch_files
 from tuner.search_spaces.configuration import Configuration
-from tuner.testing.scripts import CPU, script_job
 from tuner.workload import hook
 from tuner.workload.scripts.script_facts import ScriptFacts
 from tuner.workload.scripts.script_job import ScriptJob

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from html import unescape
 from pathlib import Path
 
+from tests.support.browser import dump_dom
 from tuner.answer.result import Result
 from tuner.display.report import write_report
-from tuner.testing.browser import dump_dom
 
 _ASK = """
 <script>

@@ -8,6 +8,7 @@ from html import unescape
 import pytest
 
 from tests.golden import prepared
+from tests.support.results import failed, large_result, small_result
 from tuner.api import load_result
 from tuner.display.report import render_report
 from tuner.display.text import _short_role, answer_lines, menu
@@ -16,7 +17,6 @@ from tuner.problem.constraints import Constraints
 from tuner.problem.stop_reason import StopReason
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import load_job
-from tuner.testing.results import failed, large_result, small_result
 from tuner.workload.scripts.script_job import ScriptJob
 
 

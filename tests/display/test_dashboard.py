@@ -27,13 +27,13 @@ import pytest
 from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
+from tests.support.browser import dump_dom
+from tests.support.results import large_result, small_result
+from tests.support.studies import run_replay as replay
 from tuner.cli.main import main
 from tuner.display import dashboard
 from tuner.problem.run_folder import RunFolder
 from tuner.search_spaces.errors import InputError
-from tuner.testing.browser import dump_dom
-from tuner.testing.results import large_result, small_result
-from tuner.testing.studies import run_replay as replay
 
 pytest.importorskip("optuna_dashboard")
 

@@ -14,6 +14,19 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.results import (
+    HIGH_W,
+    LOW_W,
+    NVML,
+    STEP_S,
+    attained,
+    large_result,
+    phased,
+    point,
+    result_of_phased,
+    small_result,
+)
+from tests.support.studies import TOML, run_replay, write_table
 from tuner.answer.explain import explain
 from tuner.answer.judge import Judge
 from tuner.answer.parts import Verification
@@ -33,19 +46,6 @@ from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.search_spaces.job import load_job
-from tuner.testing.results import (
-    HIGH_W,
-    LOW_W,
-    NVML,
-    STEP_S,
-    attained,
-    large_result,
-    phased,
-    point,
-    result_of_phased,
-    small_result,
-)
-from tuner.testing.studies import TOML, run_replay, write_table
 from tuner.workload.records.power_sample import PowerSample
 from tuner.workload.records.probe import ProbeRecord, ProbeRequest
 from tuner.workload.records.trace import read_trace

@@ -18,6 +18,17 @@ import pytest
 from jinja2 import UndefinedError
 from plotly.offline import get_plotlyjs_version
 
+from tests.support.results import (
+    ESTIMATED,
+    HOSTILE,
+    NVML,
+    TWIN,
+    hostile_result,
+    large_result,
+    point,
+    records_of,
+    small_result,
+)
 from tuner.answer.parts import Choice, ResolvedRequest
 from tuner.answer.result import Result
 from tuner.display.figures.style import DARK, dark_palette
@@ -33,17 +44,6 @@ from tuner.display.report import render_report, write_report
 from tuner.display.view import View
 from tuner.problem.constraints import Constraints
 from tuner.search_spaces.configuration import Configuration
-from tuner.testing.results import (
-    ESTIMATED,
-    HOSTILE,
-    NVML,
-    TWIN,
-    hostile_result,
-    large_result,
-    point,
-    records_of,
-    small_result,
-)
 
 
 class Page(HTMLParser):

@@ -12,13 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.display.report_page import look
-from tuner.answer.parts import Explanation, KnobEffect
-from tuner.answer.result import Result
-from tuner.display.plots import front_figure
-from tuner.display.report import write_report
-from tuner.search_spaces.configuration import Configuration
-from tuner.testing.browser import draw_figure, dump_dom
-from tuner.testing.results import (
+from tests.support.browser import draw_figure, dump_dom
+from tests.support.results import (
     attained,
     hostile_result,
     large_result,
@@ -26,6 +21,11 @@ from tuner.testing.results import (
     result_of_phased,
     small_result,
 )
+from tuner.answer.parts import Explanation, KnobEffect
+from tuner.answer.result import Result
+from tuner.display.plots import front_figure
+from tuner.display.report import write_report
+from tuner.search_spaces.configuration import Configuration
 from tuner.workload.records.probe import ProbeRecord
 
 pytestmark = pytest.mark.browser

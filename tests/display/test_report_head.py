@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 
 import tuner
+from tests.support.results import large_result
 from tuner.answer.choice import decide
 from tuner.answer.parts import Interval, ResolvedRequest
 from tuner.display.report import render_report
 from tuner.formatting import number
 from tuner.problem.constraints import Constraints
-from tuner.testing.results import large_result
 
 
 def test_the_headline_says_what_the_recommendation_brings() -> None:

@@ -13,6 +13,8 @@ from types import SimpleNamespace
 
 import pytest
 
+from tests.support.browser import dump_dom
+from tests.support.results import NVML, large_result, point, result_of, small_result
 from tuner.answer.choice_grid import choice_grid
 from tuner.answer.parts import ResolvedRequest
 from tuner.answer.result import Result
@@ -21,8 +23,6 @@ from tuner.display.report import render_report, write_report
 from tuner.display.view import View
 from tuner.problem.constraints import Constraints
 from tuner.search_spaces.configuration import Configuration
-from tuner.testing.browser import dump_dom
-from tuner.testing.results import NVML, large_result, point, result_of, small_result
 
 # Moves the sliders, and notes what is chosen and what the front's figure shows.
 MOVE = """

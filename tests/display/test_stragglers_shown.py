@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.results import small_result
+from tests.support.studies import modelled_study
 from tuner.api import load_result
 from tuner.display.report import render_report
 from tuner.display.text import summary_lines
 from tuner.search_spaces.typed_json import dump_fields
-from tuner.testing.results import small_result
-from tuner.testing.studies import modelled_study
 from tuner.workload.node.measure.stragglers import RankState, Straggler, of_environment
 
 HOT = Straggler(RankState(5, node="<b>", device=5), 0.1, 0.09, "heat", 900.0, 1410.0)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import tuner
-from tuner.testing.studies import run_replay, write_table
+from tests.support.studies import run_replay, write_table
 
 pytestmark = pytest.mark.usefixtures("next_candidates")
 

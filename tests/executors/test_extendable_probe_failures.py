@@ -13,6 +13,7 @@ import numpy as np
 import optuna
 import pytest
 
+from tests.support.studies import METER, measured, record
 from tests.waiting import wait_until
 from tuner.executors.local import InlineExecutor
 from tuner.executors.ray_cluster import POLL_S, JoinedRay
@@ -27,7 +28,6 @@ from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.job import load_job
-from tuner.testing.studies import METER, measured, record
 from tuner.workload.node import agent as node_agent
 from tuner.workload.node.agent import NodeStatus, run_safely
 from tuner.workload.node.facts import NodeFacts

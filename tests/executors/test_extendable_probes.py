@@ -12,13 +12,13 @@ from types import SimpleNamespace
 import optuna
 import pytest
 
+from tests.support.studies import measured, run_replay, write_table
 from tuner.executors.base import Executor
 from tuner.executors.local import InlineExecutor, SimulatedExecutor
 from tuner.search.candidate_planner import CandidatePlanner
 from tuner.search.planner import PlanningState
 from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration, Settings
-from tuner.testing.studies import measured, run_replay, write_table
 from tuner.workload.node.probe_run import Probe
 from tuner.workload.records.probe import Measurement, MeterInfo, ProbeRequest, WindowPolicy
 from tuner.workload.records.replay import TableRunner

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.studies import record, request
 from tuner.executors.ray_cluster import JoinedRay
 from tuner.executors.ray_executor import RayExecutor
 from tuner.executors.ray_flights import Flight
@@ -16,7 +17,6 @@ from tuner.executors.ray_head import Head
 from tuner.executors.ray_leases import Leases
 from tuner.executors.ray_nodes import NodePool, Slot
 from tuner.study.rules import node_failures
-from tuner.testing.studies import record, request
 from tuner.workload.records.probe import Failure, MeterInfo
 
 ray = pytest.importorskip("ray")

@@ -99,7 +99,7 @@ def test_a_cluster_where_nothing_is_fit_has_no_cluster() -> None:
 
 
 def test_words_that_contradict_each_other_are_one_sentence() -> None:
-    from tuner.testing.studies import run_optimize as optimize
+    from tests.support.studies import run_optimize as optimize
 
     with pytest.raises(InputError, match="device_kind chooses among the nodes"):
         optimize(device_kind="A100-SXM-80GB")

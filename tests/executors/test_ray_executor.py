@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import studies as study_tools
 from tuner.executors.base import Executor
 from tuner.executors.ray_executor import RayExecutor
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import load_job
-from tuner.testing import studies as study_tools
 from tuner.workload.node import agent
 from tuner.workload.node.agent import NodeStatus
 from tuner.workload.node.facts import NodeFacts

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from tuner.testing.commands import finished
+from tests.support.commands import finished
 
 pytest.importorskip("ray")
 

@@ -22,6 +22,8 @@ import pytest
 
 from tests.executors.joining_states import false_sentences
 from tests.executors.own_ray import OwnRay
+from tests.support.fake_clock import FakeClock
+from tests.support.studies import METER
 from tuner.executors import ray_executor, ray_first_nodes, ray_flights, ray_head, ray_nodes
 from tuner.executors.ray_cluster import JoinedRay, join_ray
 from tuner.executors.ray_executor import RayExecutor
@@ -33,8 +35,6 @@ from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import load_job
-from tuner.testing.fake_clock import FakeClock
-from tuner.testing.studies import METER
 from tuner.workload.node.agent import NodeStatus
 from tuner.workload.node.facts import NodeFacts
 from tuner.workload.records.probe import ProbeRequest

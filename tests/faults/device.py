@@ -19,8 +19,8 @@ import pynvml
 
 from tests.faults.harness import QUICK, Fault, Outcome, count_losses, phrases, wait_gone
 from tests.faults.probe import keep_server, real_runner, recorded, server_mark, study
+from tests.twin import TwinGpu, TwinNode
 from tuner.problem.run_folder import RunFolder
-from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.node.runner import LocalRunner
 from tuner.workload.records.probe import ProbeRequest, WindowPolicy
 

@@ -31,11 +31,11 @@ from tests.faults.harness import (
     sentence,
     small_disk,
 )
+from tests.support.studies import LONG_JOB, ModelRunner
 from tests.waiting import wait_until
 from tuner.executors.base import Executor
 from tuner.executors.local import InlineExecutor
 from tuner.problem.run_folder import RunFolder
-from tuner.testing.studies import LONG_JOB, ModelRunner
 from tuner.workload.records.probe import ProbeRequest
 from tuner.workload.records.trace import read_trace
 

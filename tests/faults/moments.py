@@ -44,9 +44,9 @@ from tests.faults.harness import (
     small_disk,
     wait_gone,
 )
+from tests.support.studies import ModelRunner, measured
 from tuner.executors.base import Executor
 from tuner.search_spaces.temporary import PREFIX, SHORT_PREFIX
-from tuner.testing.studies import ModelRunner, measured
 from tuner.workload.records.probe import ProbeRecord, ProbeRequest
 
 CLUSTER = "h200-8"
@@ -417,7 +417,7 @@ def _take_database(search: Search, draw: random.Random) -> Callable[[], None]:
 
 @contextlib.contextmanager
 def _postgresql(folder: Path) -> Iterator[str]:
-    from tuner.testing.postgresql import postgresql, why_not
+    from tests.support.postgresql import postgresql, why_not
 
     if reason := why_not():
         raise Unavailable(reason)

@@ -33,9 +33,9 @@ from tests.faults.harness import (
     wait_gone,
 )
 from tests.faults.probe import keep_server, recorded, server_mark, study
+from tests.twin import TwinGpu, TwinNode
 from tests.waiting import wait_until
 from tuner.study.loop import SearchLoop
-from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.records.trace import read_trace
 
 #: Where the search goes on in its launches: the model's GPUs take any of these clocks.
@@ -146,7 +146,7 @@ def _storage_away(folder: Path) -> Outcome:
 
     The session ends when it cannot add the trials, which the next one adds.
     """
-    from tuner.testing.postgresql import postgresql, why_not
+    from tests.support.postgresql import postgresql, why_not
 
     if reason := why_not():
         return Outcome(skipped=reason)

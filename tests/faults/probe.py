@@ -121,7 +121,7 @@ def real_runner(
         shared: use the fork server of this process; else one of its own, of the same kind.
         options: of `LocalRunner`.
     """
-    from tuner.testing.studies import LONG_JOB
+    from tests.support.studies import LONG_JOB
     from tuner.workload.node.machine import detect_cluster
 
     options = {"step_limit_s": 4.0, "cluster": detect_cluster(), **options}
@@ -150,7 +150,7 @@ def study(
 ) -> list[str]:
     """Run a study over that runner and return its notes; call `before` with each request."""
     import tuner
-    from tuner.testing.studies import LONG_JOB
+    from tests.support.studies import LONG_JOB
 
     notes: list[str] = []
     file = folder / "space.toml"

@@ -27,10 +27,10 @@ from tests.faults.harness import (
     phrases,
     wait_gone,
 )
+from tests.support.studies import ModelRunner
 from tuner.problem.run_folder import RunFolder
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.job import TrainingJob
-from tuner.testing.studies import ModelRunner
 from tuner.workload.records.probe import ProbeRequest
 from tuner.workload.records.runners import Runner
 from tuner.workload.records.trace import read_trace
@@ -77,10 +77,10 @@ def _study(folder: Path, strike: Strike, *, asked: bool = False) -> int:
 
     import tuner
     from tests.faults import open_launch
+    from tests.support.studies import LONG_JOB
     from tuner.executors.ray_executor import RayExecutor
     from tuner.search_spaces.cluster import load_cluster
     from tuner.study.loop import SearchLoop
-    from tuner.testing.studies import LONG_JOB
 
     # Without handlers of signals: the thread that strikes cannot add a node with them.
     nodes = RayCluster(initialize_head=True, head_node_args={"num_cpus": 2}, shutdown_at_exit=False)

@@ -68,10 +68,10 @@ def session(folder: Path, storage: str | None = None, model: type[LawRunner] = L
 
 def search(folder: str, address: str, model: str) -> int:
     """One session of the search on the Ray at an address."""
+    from tests.support.studies import LONG_JOB
     from tuner.executors.base import Executor
     from tuner.executors.ray_executor import RayExecutor
     from tuner.search_spaces.cluster import load_cluster
-    from tuner.testing.studies import LONG_JOB
 
     def executor() -> Executor:
         return RayExecutor(

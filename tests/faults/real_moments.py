@@ -20,7 +20,7 @@ from tests.faults import device
 from tests.faults.harness import MARK, QUICK, Fault, living
 from tests.faults.moments import Kind, Missed, Search
 from tests.faults.probe import real_runner, study, without_deepspeed
-from tuner.testing.twin import TwinGpu, TwinNode
+from tests.twin import TwinGpu, TwinNode
 
 #: Time to look for a process, seconds.
 POLL_S = 60.0

@@ -16,7 +16,7 @@ from tuner.workload.records.probe import ProbeRequest
 
 def _server_stops(folder: Path) -> Outcome:
     """PostgreSQL stops while a probe runs, and is back for the next session."""
-    from tuner.testing.postgresql import postgresql, why_not
+    from tests.support.postgresql import postgresql, why_not
 
     if reason := why_not():
         return Outcome(skipped=reason)
@@ -38,7 +38,7 @@ def _server_stops(folder: Path) -> Outcome:
 
 def _connections_cut(folder: Path) -> Outcome:
     """Let the server end every connection between two probes, as a restart of it does."""
-    from tuner.testing.postgresql import postgresql, why_not
+    from tests.support.postgresql import postgresql, why_not
 
     if reason := why_not():
         return Outcome(skipped=reason)

@@ -260,7 +260,7 @@ def _powers(folder: Path) -> Callable[[random.Random], Any]:
 def _tables(folder: Path) -> Callable[[random.Random], Any]:
     import optuna_dashboard  # noqa: F401 - it imports torch, which no alarm should interrupt
 
-    from tuner.testing.studies import write_table
+    from tests.support.studies import write_table
     from tuner.workload.records.replay import TableRunner
     from tuner.workload.records.table import load_table
 

@@ -242,7 +242,7 @@ def test_the_hook_takes_any_deepspeed_configuration(config: dict) -> None:
     cells=st.lists(st.text(alphabet='0123456789.-enaif,"\n', max_size=8), min_size=4, max_size=4)
 )
 def test_a_table_of_any_cells_is_read_or_refused(tmp_path: Path, cells: list[str]) -> None:
-    from tuner.testing.studies import write_table
+    from tests.support.studies import write_table
 
     table = write_table(tmp_path / "table", shapes=(1,))
     with (table / "table.csv").open("a") as file:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tests.models.memory_studies import failures
+from tests.support.studies import problem_of_job
 from tuner.models.memory_margin import MEMORY_BIAS, MEMORY_SPREAD, MemoryMargin, learned_margin
-from tuner.testing.studies import problem_of_job
 
 SIZES = np.array([40e9, 70e9, 79e9, 81e9, 90e9, 160e9])
 

@@ -16,6 +16,7 @@ from scipy.stats import norm
 import tuner
 from tests.models.far_clusters import covered
 from tests.models.misjudged_clusters import compare
+from tests.support.studies import run_optimize as optimize
 from tuner.answer.predict import forecast
 from tuner.cli.main import main
 from tuner.executors.local import SimulatedExecutor
@@ -37,7 +38,6 @@ from tuner.search_spaces.cluster import Cluster, enlarged, load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InvalidValue
 from tuner.search_spaces.job import TrainingJob, load_job
-from tuner.testing.studies import run_optimize as optimize
 from tuner.workload.node.measure.statistics import Z90
 
 ROOT = Path(__file__).resolve().parents[2]

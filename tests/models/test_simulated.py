@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.studies import run_optimize as optimize
 from tuner.api import load_result
 from tuner.executors.local import SimulatedExecutor
 from tuner.models.analytic.model import AnalyticModel
@@ -16,7 +17,6 @@ from tuner.search_spaces.cluster import Cluster, load_cluster
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import UnknownName
 from tuner.search_spaces.job import load_job
-from tuner.testing.studies import run_optimize as optimize
 from tuner.workload.records.probe import ProbeRecord, ProbeRequest
 from tuner.workload.records.runners import Runner
 

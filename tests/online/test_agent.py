@@ -16,6 +16,8 @@ from typing import Any
 
 import pytest
 
+from tests.twin import TwinNode
+from tests.twin.specimens import CORE_GPU
 from tests.waiting import wait_until
 from tuner.cli.main import main
 from tuner.display.online_text import tuning_lines
@@ -28,8 +30,6 @@ from tuner.online.settings import clock_settings
 from tuner.problem.constraints import Constraints
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
-from tuner.testing.twin import TwinNode
-from tuner.testing.twin.specimens import CORE_GPU
 from tuner.workload.hook.watch import ADDRESS, Watch
 from tuner.workload.node.clocks.base import AppliedSettings, GovernorError
 from tuner.workload.node.meters import MeterError, Reading

@@ -11,6 +11,8 @@ from typing import Any
 import pytest
 
 from tests.online.test_agent import TORCHRUN, TRAIN, Devices, live_tuning, run, tuner_run
+from tests.twin import TwinNode
+from tests.twin.specimens import CORE_GPU
 from tuner.online.agent import tune
 from tuner.online.follow import PowerFollower
 from tuner.online.live import LiveTuning
@@ -21,8 +23,6 @@ from tuner.problem.constraints import Constraints
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InvalidValue
-from tuner.testing.twin import TwinNode
-from tuner.testing.twin.specimens import CORE_GPU
 from tuner.workload.node.clocks.base import AppliedSettings, GovernorError
 from tuner.workload.node.clocks.governor import NvmlGovernor
 from tuner.workload.node.machine import detect_cluster

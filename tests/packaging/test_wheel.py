@@ -14,8 +14,6 @@ import pytest
 
 from tests.packaging.environments import clean_environment, environment_with, run
 
-#: Modules of `tuner.testing` that users import; the others are not in the wheel.
-FOR_USERS = {"tuner/testing/__init__.py", "tuner/testing/meters.py"}
 SOURCE_ARCHIVE = "from setuptools import build_meta; build_meta.build_sdist({folder!r})"
 
 
@@ -29,25 +27,20 @@ def package_files(root: Path) -> set[str]:
     }
 
 
-def fakes(files: set[str]) -> set[str]:
-    """Return the files that serve the tests and benchmarks alone."""
-    return {name for name in files if name.startswith("tuner/testing/")} - FOR_USERS
-
-
-def test_the_wheel_holds_tuner_without_its_fakes_and_nothing_else(clone: Path, wheel: Path) -> None:
+def test_the_wheel_holds_tuner_and_nothing_else(clone: Path, wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         entries = archive.infolist()
     assert not [entry for entry in entries if stat.S_ISLNK(entry.external_attr >> 16)]
     names = {entry.filename for entry in entries}
     held = {name for name in names if not name.startswith("joulefront-")}
-    assert held == package_files(clone) - fakes(package_files(clone))
-    assert held > FOR_USERS
+    assert held == package_files(clone)
     assert {name.partition("/")[0].partition("-")[2] for name in names - held} == {
         f"{wheel.name.split('-')[1]}.dist-info"
     }
     # One of each kind, so that a comparison of two empty folders cannot pass.
     assert held > {
         "tuner/py.typed",
+        "tuner/testing/meters.py",
         "tuner/templates/report.html",
         "tuner/search_spaces/data/jobs/tiny-gpt.toml",
         "tuner/search_spaces/data/models/tiny-gpt.json",
@@ -65,7 +58,6 @@ def test_the_source_archive_makes_the_same_wheel(clone: Path, wheel: Path, tmp_p
         assert not [member.name for member in opened if member.issym() or member.islnk()]
         names = {name.partition("/")[2] for name in opened.getnames()}
     tops = {name.partition("/")[0] for name in names}
-    assert "tuner/testing/twin/csrc/nvml.h" in fakes(package_files(clone)) <= names
     assert tops - {""} == {
         "LICENSE",
         "MANIFEST.in",

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import tuner
+from tests.support.studies import ModelRunner, run_optimize
 from tuner.executors.local import SimulatedExecutor
 from tuner.problem.baseline import read_baseline
 from tuner.problem.from_job import baseline_of
@@ -15,7 +16,6 @@ from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, InvalidConfiguration
 from tuner.search_spaces.job import load_job
-from tuner.testing.studies import ModelRunner, run_optimize
 
 JOB, CPU = load_job("tiny-gpt"), load_cluster("cpu-2")
 

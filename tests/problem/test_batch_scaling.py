@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.studies import record
 from tuner.models.analytic.model import AnalyticModel
 from tuner.problem.problem import JobStepsPrior, in_job_steps, steps_a_job_step
 from tuner.search_spaces.cluster import load_cluster
@@ -18,7 +19,6 @@ from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob, load_job
 from tuner.search_spaces.rules import broken_rules
 from tuner.search_spaces.space import SearchSpace, load_space
-from tuner.testing.studies import record
 from tuner.workload.records.probe import ProbeRequest
 from tuner.workload.scripts.deepspeed_config import render_deepspeed_config
 
@@ -123,8 +123,8 @@ def test_the_prior_speaks_of_the_same_steps() -> None:
 
 def test_a_study_answers_in_steps_of_each_configuration(tmp_path: Path) -> None:
     """On a simulated cluster: energy to solution is a measured step's, times the steps there."""
+    from tests.support.studies import run_optimize as optimize
     from tuner.api import load_result
-    from tuner.testing.studies import run_optimize as optimize
     from tuner.workload.records.trace import read_trace
 
     space = tmp_path / "sizes.toml"

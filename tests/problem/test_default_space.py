@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 import tuner
+from tests.support.studies import problem_of_job
 from tuner.problem.from_job import question_of
 from tuner.problem.job_request import JobRequest
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import load_job
 from tuner.search_spaces.space import load_space
-from tuner.testing.studies import problem_of_job
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.scripts import CPU, script_job
+from tests.support.studies import record, write_table
 from tuner.problem.from_job import identity_of
 from tuner.problem.from_recording import recorded_problem
 from tuner.problem.problem import Problem, space_section
@@ -13,8 +15,6 @@ from tuner.problem.study_spec import StudySpec
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.space import Candidates
 from tuner.study.load import load_spec
-from tuner.testing.scripts import CPU, script_job
-from tuner.testing.studies import record, write_table
 from tuner.workload.records.trace import TraceWriter
 from tuner.workload.scripts.script_facts import ScriptFacts
 

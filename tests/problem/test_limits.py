@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from tests.support.results import large_result
 from tuner.answer.choice import decide, figures_of
 from tuner.answer.judge import Judge
 from tuner.answer.parts import ResolvedRequest
@@ -16,7 +17,6 @@ from tuner.problem.limits import LIMITS, JobFigures, Limits
 from tuner.search.question import Question
 from tuner.search_spaces.errors import InputError
 from tuner.study.rules import front_to_beat
-from tuner.testing.results import large_result
 
 NAMES = [row.name for row in LIMITS]
 

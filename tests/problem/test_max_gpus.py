@@ -8,13 +8,13 @@ import pickle
 import pytest
 
 import tuner
+from tests.support.studies import LONG_JOB, METER, measured, problem_of_job, run_optimize
 from tuner.executors.local import SimulatedExecutor
 from tuner.problem.run_folder import RunFolder
 from tuner.search.parameters import ParameterEncoding
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.space import Candidates
-from tuner.testing.studies import LONG_JOB, METER, measured, problem_of_job, run_optimize
 from tuner.workload.records.probe import ProbeRecord, ProbeRequest
 from tuner.workload.records.runners import Runner
 from tuner.workload.records.trace import read_trace

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.studies import LONG_JOB, ModelRunner, run_optimize, run_replay, write_table
 from tuner.cli.main import main
 from tuner.executors.local import SimulatedExecutor
 from tuner.problem.run_folder import RunFolder, list_runs
 from tuner.search_spaces.errors import InputError
-from tuner.testing.studies import LONG_JOB, ModelRunner, run_optimize, run_replay, write_table
 
 pytestmark = pytest.mark.usefixtures("next_candidates")
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.scripts import CPU, script_job
+from tests.support.studies import problem_of_job
 from tuner.problem.study_spec import parse_job
 from tuner.search_spaces.job import load_job
 from tuner.search_spaces.knob_declarations import Knob
-from tuner.testing.scripts import CPU, script_job
-from tuner.testing.studies import problem_of_job
 from tuner.workload.scripts.script_facts import ScriptFacts
 
 SEEN = ScriptFacts(

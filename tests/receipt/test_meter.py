@@ -14,10 +14,10 @@ import pynvml
 import pytest
 
 from tests.receipt.conftest import UserFolder
+from tests.twin import TwinGpu, TwinNode
 from tests.waiting import wait_until
 from tuner.receipt.measure import open_node_meter, receipt_file
 from tuner.search_spaces.errors import InputError
-from tuner.testing.twin import TwinGpu, TwinNode
 
 FAILS = """
 import time

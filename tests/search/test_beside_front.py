@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from tests.support.studies import METER, measured
 from tuner.models.surrogate.features import FeatureMap
 from tuner.models.surrogate.surrogates import Surrogates
 from tuner.search.beside_front import beside_front
@@ -14,7 +15,6 @@ from tuner.search.candidate_pool import CandidateView
 from tuner.search.planner import PlanningState
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.space import Candidates
-from tuner.testing.studies import METER, measured
 from tuner.workload.records.probe import ProbeRecord, ProbeRequest
 
 LIMITS_W = (100, 150, 200, 250)

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support.studies import METER, TRACES, measured, probe_with
 from tuner.pareto import hypervolume, reference_point
 from tuner.problem.probe_cost import ProbeCost
 from tuner.search.candidate_planner import CandidatePlanner
 from tuner.search.planner import PlanningState, ProbePlan
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.space import Candidates
-from tuner.testing.studies import METER, TRACES, measured, probe_with
 from tuner.workload.records.probe import Failure, ProbeRecord, ProbeRequest
 
 CANDIDATES = Candidates.from_configurations(

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.studies import METER, measured, record, request
 from tuner.answer.state import build_result
 from tuner.answer.windows import Windows
 from tuner.models.surrogate.surrogates import Surrogates
@@ -18,7 +19,6 @@ from tuner.search.planner import PlanningState
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.space import Candidates
-from tuner.testing.studies import METER, measured, record, request
 from tuner.workload.records.probe import ProbeRecord, UnappliedSetting
 
 CLOCKS = (900, 1200, 1410)

@@ -7,10 +7,10 @@ import pytest
 
 import tuner
 from tests.search.test_score import CANDIDATES, CONFIGURATIONS
+from tests.support.studies import run_replay, write_table
 from tuner.answer.configuration_names import first_tries
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
-from tuner.testing.studies import run_replay, write_table
 from tuner.workload.records.trace import read_trace
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.search.test_score import CANDIDATES, CONFIGURATIONS, truth, view_of
+from tests.support.studies import measured, record
 from tuner.problem.stop_reason import StopReason, stop_sentence
 from tuner.search.candidate_planner import CandidatePlanner
 from tuner.search.candidate_pool import CandidateView
@@ -16,7 +17,6 @@ from tuner.search.deferral import MOST_PROBABLE, PRIOR_MEAN, PRIOR_SD, PeakLimit
 from tuner.search.planner import PlanningState, ProbePlan
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.space import Candidates
-from tuner.testing.studies import measured, record
 from tuner.workload.records.probe import ProbeRequest
 
 POWER = np.array([truth(c)[1] for c in CONFIGURATIONS])

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.support.studies import measured, record
 from tuner.models.surrogate.features import FeatureMap
 from tuner.models.surrogate.surrogates import Surrogates
 from tuner.problem.probe_cost import ProbeCost
@@ -16,7 +17,6 @@ from tuner.search.joint_draws import LIVE_DRAWN, OPEN_DRAWN, JointDraws
 from tuner.search.score import ScoredProbe, best_probe
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.space import Candidates
-from tuner.testing.studies import measured, record
 from tuner.workload.records.probe import Failure
 
 CANDIDATES = Candidates.from_configurations(

@@ -9,12 +9,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.support.studies import probe_with
 from tuner.search.candidate_planner import CandidatePlanner
 from tuner.search.deferral import DOUBT, SlackLimits
 from tuner.search.observations import Observation
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.space import Candidates
-from tuner.testing.studies import probe_with
 from tuner.workload.records.probe import ProbeRecord
 
 LIMITS_W = (100, 150, 200, 250, 300)

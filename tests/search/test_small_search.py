@@ -10,13 +10,13 @@ import pytest
 from benchmarks.noisy_cluster import Truth
 from benchmarks.small_searches import Case, cases, search
 from tests.search.test_crash_causes import ERROR, EVERY, records_of
+from tests.support.studies import METER, measured, problem_of_job
 from tuner.problem.problem import Problem
 from tuner.search.candidate_planner import CandidatePlanner
 from tuner.search.planner import PlanningState
 from tuner.search.small_search import SmallSearchPlanner, first_of_few
 from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration
-from tuner.testing.studies import METER, measured, problem_of_job
 from tuner.workload.records.probe import Failure, ProbeRecord, ProbeRequest
 
 

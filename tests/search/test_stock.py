@@ -5,12 +5,12 @@ from __future__ import annotations
 import optuna
 import pytest
 
+from tests.support.studies import METER, measured, run_replay, write_table
 from tuner.search.planner import PlanningState, ProbePlanner
 from tuner.search.stock import SAME_SUGGESTIONS, StockPlanner, check_stock
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.space import Candidates
-from tuner.testing.studies import METER, measured, run_replay, write_table
 from tuner.workload.records.probe import ProbeRecord, ProbeRequest
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)

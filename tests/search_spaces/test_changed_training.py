@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 import tuner
+from tests.support.studies import problem_of_job
 from tuner.display.view import View
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration
@@ -14,7 +15,6 @@ from tuner.search_spaces.job import load_job
 from tuner.search_spaces.knob_declarations import Knob, changed_training, marked
 from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.space import load_space, space_names
-from tuner.testing.studies import problem_of_job
 
 JOB, CLUSTER = load_job("qwen2.5-7b"), load_cluster("h200-8")
 SPACE = """what = "matrix products in FP8"

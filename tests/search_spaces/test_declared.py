@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.scripts import CPU as CLUSTER
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError, InvalidValue
 from tuner.search_spaces.job import TrainingJob, load_job
@@ -21,7 +22,6 @@ from tuner.search_spaces.knob_declarations import (
     with_baseline,
 )
 from tuner.search_spaces.space import expanded, live_choices, load_space
-from tuner.testing.scripts import CPU as CLUSTER
 
 
 @pytest.mark.parametrize(

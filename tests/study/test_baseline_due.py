@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 import tuner
+from tests.support.studies import problem_of_job, record, request
 from tuner.display.text import answer_lines
 from tuner.problem.settings import SearchSettings
 from tuner.study.rules import BASELINE_TRIES, baseline_due
-from tuner.testing.studies import problem_of_job, record, request
 from tuner.workload.records.probe import Failure
 
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 import tuner
+from tests.support.studies import problem_of_job
 from tuner.problem.settings import SearchSettings
 from tuner.search_spaces.job import load_job
 from tuner.study.forecast import forecast
-from tuner.testing.studies import problem_of_job
 
 DEFAULT = SearchSettings().with_default_limits()
 

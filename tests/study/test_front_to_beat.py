@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.studies import LONG_JOB, ModelRunner, TalliedRunner, record, run_optimize
 from tuner.answer.choice import front_of
 from tuner.answer.posterior import Posterior
 from tuner.answer.state import points_of
@@ -14,7 +15,6 @@ from tuner.executors.local import SimulatedExecutor
 from tuner.problem.constraints import Constraints
 from tuner.search_spaces.configuration import Settings
 from tuner.study.rules import front_to_beat
-from tuner.testing.studies import LONG_JOB, ModelRunner, TalliedRunner, record, run_optimize
 from tuner.workload.records.probe import ProbeRequest
 
 pytestmark = pytest.mark.usefixtures("next_candidates")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.studies import problem_of_job, write_table
 from tuner.problem import from_job
 from tuner.problem.constraints import Constraints
 from tuner.problem.from_recording import recorded_problem
@@ -22,7 +23,6 @@ from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import load_job
 from tuner.search_spaces.knob_declarations import Knob
 from tuner.study.load import load_spec
-from tuner.testing.studies import problem_of_job, write_table
 from tuner.workload.records.probe import WindowPolicy
 
 

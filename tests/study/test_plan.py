@@ -9,11 +9,11 @@ import re
 import pytest
 
 import tuner
+from tests.support.studies import run_optimize
 from tuner.cli.main import main
 from tuner.display.report import render_report
 from tuner.display.text import answer_lines, summary_lines
 from tuner.problem.settings import SearchSettings
-from tuner.testing.studies import run_optimize
 from tuner.workload.records.trace import read_trace
 
 

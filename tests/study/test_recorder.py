@@ -9,6 +9,15 @@ import pytest
 from optuna.trial import TrialState
 
 import tuner
+from tests.support.studies import (
+    LONG_JOB,
+    METER,
+    ModelRunner,
+    TalliedRunner,
+    run_optimize,
+    run_replay,
+    write_table,
+)
 from tuner.executors.local import SimulatedExecutor
 from tuner.problem.constraints import Constraints
 from tuner.problem.run_folder import RunFolder, find_run, write_toml
@@ -19,15 +28,6 @@ from tuner.search_spaces.space import load_space
 from tuner.storage import open_storage, storage_name
 from tuner.study.recorder import METRICS, StudyRecorder
 from tuner.study.session import Interrupted
-from tuner.testing.studies import (
-    LONG_JOB,
-    METER,
-    ModelRunner,
-    TalliedRunner,
-    run_optimize,
-    run_replay,
-    write_table,
-)
 from tuner.workload.records.probe import Failure, MeterInfo, ProbeRecord, ProbeRequest
 from tuner.workload.records.trace import TraceWriter, read_trace
 

@@ -11,6 +11,16 @@ import optuna
 import pytest
 
 from tests.search.test_score import CONFIGURATIONS
+from tests.support.studies import (
+    ModelRunner,
+    measured,
+    problem_of_job,
+    record,
+    request,
+    run_optimize,
+    run_replay,
+    write_table,
+)
 from tuner.answer.state import StudyState
 from tuner.executors.local import SimulatedExecutor
 from tuner.problem.constraints import Constraints
@@ -32,16 +42,6 @@ from tuner.study.rules import (
     reason_to_stop,
     repeat_due,
     with_next_probe,
-)
-from tuner.testing.studies import (
-    ModelRunner,
-    measured,
-    problem_of_job,
-    record,
-    request,
-    run_optimize,
-    run_replay,
-    write_table,
 )
 from tuner.workload.records.probe import Failure, MeterInfo, ProbeRequest, Scope
 from tuner.workload.records.replay import TableRunner

@@ -10,18 +10,7 @@ import pytest
 from threadpoolctl import threadpool_info, threadpool_limits
 
 import tuner
-from tuner.answer.choice import decide
-from tuner.answer.parts import Point
-from tuner.executors.local import InlineExecutor, SimulatedExecutor
-from tuner.pareto import hypervolume
-from tuner.problem.constraints import Constraints
-from tuner.problem.limits import Limits
-from tuner.search.candidate_planner import CandidatePlanner
-from tuner.search.regret import LEAST_MEASUREMENTS
-from tuner.search_spaces.configuration import Configuration
-from tuner.search_spaces.errors import InputError, InvalidConfiguration
-from tuner.search_spaces.job import load_job
-from tuner.testing.studies import (
+from tests.support.studies import (
     LONG_JOB,
     METER,
     TOML,
@@ -33,6 +22,17 @@ from tuner.testing.studies import (
     table_point,
     write_table,
 )
+from tuner.answer.choice import decide
+from tuner.answer.parts import Point
+from tuner.executors.local import InlineExecutor, SimulatedExecutor
+from tuner.pareto import hypervolume
+from tuner.problem.constraints import Constraints
+from tuner.problem.limits import Limits
+from tuner.search.candidate_planner import CandidatePlanner
+from tuner.search.regret import LEAST_MEASUREMENTS
+from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.errors import InputError, InvalidConfiguration
+from tuner.search_spaces.job import load_job
 from tuner.workload.records.probe import Failure, MeterInfo
 from tuner.workload.records.trace import read_trace
 
@@ -318,9 +318,9 @@ def test_several_in_flight_never_repeat_one_another_and_save_time(options, tmp_p
 @pytest.mark.searches
 def test_the_search_reckons_with_what_launches_cost_here(table, options):
     """The launch's length is a guess until a probe has told; a slow cluster's are minutes."""
+    from tests.support.studies import problem_of_job
     from tuner.executors.choose import simulated_executor
     from tuner.models.simulated_cluster import SimulatedRunner
-    from tuner.testing.studies import problem_of_job
 
     problem = problem_of_job("opt-350m", "a100-8", "default", plan=True)
     executor = simulated_executor(problem)
@@ -615,8 +615,8 @@ def test_the_report_and_the_launch_files_are_written(options):
 
 
 def test_without_a_compiler_offload_is_left_out_and_said(monkeypatch, tmp_path):
+    from tests.support.studies import problem_of_job
     from tuner.search_spaces.cluster import load_cluster
-    from tuner.testing.studies import problem_of_job
 
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     monkeypatch.setattr("tuner.workload.node.machine.detect_cluster", lambda: load_cluster("cpu-2"))

@@ -9,6 +9,8 @@ import optuna
 import pytest
 
 import tuner
+from tests.support.studies import LONG_JOB, ModelRunner
+from tests.twin import TwinGpu, TwinNode
 from tuner.answer.parts import as_json
 from tuner.display.dashboard import note
 from tuner.display.progress import EventLines, metrics_of
@@ -22,8 +24,6 @@ from tuner.search_spaces.cluster import load_device
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.storage import open_storage
-from tuner.testing.studies import LONG_JOB, ModelRunner
-from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.node.facts import inspect_node
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.meters.base import MeterError

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from tests.support.studies import LONG_JOB, ModelRunner, run_optimize
 from tuner.answer.result import Result
 from tuner.executors.local import SimulatedExecutor
 from tuner.problem.run_folder import RunFolder
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.space import SearchSpace
 from tuner.study.load import result_of
-from tuner.testing.studies import LONG_JOB, ModelRunner, run_optimize
 from tuner.workload.records.probe import Failure, ProbeRecord, ProbeRequest, UnappliedSetting
 from tuner.workload.records.trace import read_trace
 

@@ -8,9 +8,7 @@ import numpy as np
 import pytest
 
 import tuner
-from tuner.executors.local import SimulatedExecutor
-from tuner.search_spaces.configuration import Configuration
-from tuner.testing.studies import (
+from tests.support.studies import (
     LONG_JOB,
     METER,
     TalliedRunner,
@@ -19,6 +17,8 @@ from tuner.testing.studies import (
     run_replay,
     write_table,
 )
+from tuner.executors.local import SimulatedExecutor
+from tuner.search_spaces.configuration import Configuration
 from tuner.workload.records.probe import Failure, ProbeRecord, ProbeRequest
 from tuner.workload.records.runners import Runner
 from tuner.workload.records.trace import read_trace
@@ -167,7 +167,7 @@ def test_a_table_that_tells_no_spread_is_not_verified(tmp_path) -> None:
 
 
 def test_a_table_with_noise_is_drawn_again(tmp_path) -> None:
-    from tuner.testing.studies import TOML
+    from tests.support.studies import TOML
 
     toml = TOML + "[noise]\ntime_cv = 0.005\npower_cv = 0.01\n"
     folder = write_table(tmp_path / "t", toml=toml)

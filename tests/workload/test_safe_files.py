@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.studies import write_table
 from tests.waiting import wait_until
 from tuner.cli.main import main
 from tuner.problem.run_folder import RunFolder, find_run
@@ -23,7 +24,6 @@ from tuner.search_spaces.safe_files import (
     write_bytes,
     write_text,
 )
-from tuner.testing.studies import write_table
 
 CANARY = "private\n"
 #: Any user that is neither root nor, most likely, the one that runs the tests.
@@ -170,7 +170,7 @@ def test_no_folder_of_a_run_leads_elsewhere(folder: str, run: Path, tmp_path: Pa
 
 
 def test_power_samples_and_records_follow_no_link(tmp_path: Path) -> None:
-    from tuner.testing.studies import request
+    from tests.support.studies import request
     from tuner.workload.records.power_sample import PowerSample
     from tuner.workload.records.probe import MeterInfo
     from tuner.workload.records.trace import (

@@ -1,1 +1,1 @@
-"""Fakes and made-up tables shared by tests and benchmarks."""
+"""Contract tests that a plug-in inherits: a meter of the user's own (`meters`)."""

@@ -165,7 +165,7 @@ class MeterInfo:
 
     `host` is what of the node besides the GPUs is charged to the job; empty if unknown. Sampled
     power checks the energy only if it is `independent`, another source. No figure of a twin
-    (`tuner.testing.twin`) is a measurement. The samples hold the devices' clocks if it
+    (`tests.twin`) is a measurement. The samples hold the devices' clocks if it
     `tells_clocks`.
     """
 

@@ -6,19 +6,19 @@ import numpy as np
 import pytest
 from scipy.stats import truncnorm
 
-from tuner.models.analytic.model import Prediction
-from tuner.models.surrogate import gaussian_process
-from tuner.models.surrogate.features import FeatureMap
-from tuner.models.surrogate.gaussian_process import laplace_draws
-from tuner.models.surrogate.surrogates import POWER_NOISE, Surrogates
-from tuner.search_spaces.configuration import Configuration
-from tuner.testing.surrogate_data import (
+from tests.support.surrogate_data import (
     CANDIDATES,
     BadPrior,
     GoodPrior,
     figures,
     picked,
 )
+from tuner.models.analytic.model import Prediction
+from tuner.models.surrogate import gaussian_process
+from tuner.models.surrogate.features import FeatureMap
+from tuner.models.surrogate.gaussian_process import laplace_draws
+from tuner.models.surrogate.surrogates import POWER_NOISE, Surrogates
+from tuner.search_spaces.configuration import Configuration
 
 
 def error(surrogates: Surrogates) -> float:

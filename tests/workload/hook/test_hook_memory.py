@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tuner.testing.twin import TwinGpu, TwinNode
+from tests.twin import TwinGpu, TwinNode
 from tuner.workload.hook import engine
 from tuner.workload.node.meters.gpus import cuda_numbering
 

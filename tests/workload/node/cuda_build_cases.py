@@ -20,12 +20,12 @@ from typing import Any
 from unittest.mock import patch
 
 from benchmarks.figures import ROOT
+from tests.support.commands import finished
+from tests.support.scripts import on_every_device
+from tests.twin import TwinGpu, TwinNode
 from tuner.cli.main import main as tuner
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.job import TrainingJob, load_job
-from tuner.testing.commands import finished
-from tuner.testing.scripts import on_every_device
-from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.rank_group import RankGroup
 from tuner.workload.node.rank_server import (

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.figures import ROOT
-from tuner.testing.commands import finished
+from tests.support.commands import finished
 
 #: The CUDA build with its libraries takes 4.5 GB, and as much again while it is downloaded.
 NEEDED_BYTES = 12 * 10**9

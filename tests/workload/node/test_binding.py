@@ -12,12 +12,12 @@ from typing import Any, cast
 
 import pytest
 
+from tests.twin import TwinGpu, TwinNode
 from tests.waiting import wait_until
 from tuner.search_spaces.cluster import Cluster, load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import load_job
-from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.platforms.nvidia import Nvidia
 from tuner.workload.node.rank_group import ServerError

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.sysfs import make_sysfs, settings_of
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.job import load_job
 from tuner.search_spaces.space import load_space
-from tuner.testing.sysfs import make_sysfs, settings_of
 from tuner.workload.node.clocks.cpu import CpuGovernor
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.meters.rapl import RaplMeter

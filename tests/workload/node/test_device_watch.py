@@ -14,9 +14,9 @@ import pynvml
 import pytest
 
 from benchmarks.twin.front import small_job
+from tests.twin import TwinGpu, TwinNode
 from tuner.cli.main import main
 from tuner.search_spaces.configuration import Settings
-from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.node.device_watch import DeviceWatch, new_faults
 from tuner.workload.node.host import family
 from tuner.workload.node.machine import detect_cluster

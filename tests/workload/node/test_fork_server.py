@@ -13,8 +13,8 @@ from typing import Protocol
 
 import pytest
 
+from tests.twin import TwinGpu, TwinNode
 from tests.waiting import wait_until
-from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.node.rank_server import RankServer, RankSpec, control_socket
 
 pytestmark = pytest.mark.twin

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.twin import TwinGpu, TwinNode
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.job import load_job
-from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.node.clocks.governor import NvmlGovernor
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.meters.nvml import NvmlMeter

@@ -13,11 +13,11 @@ import pynvml
 import pytest
 
 from benchmarks.twin.front import small_job
+from tests.twin import TwinGpu, TwinNode
 from tuner.executors.ray_cluster import NodeAgent
 from tuner.problem.from_job import cluster_of, identity_of
 from tuner.search_spaces.errors import InputError
 from tuner.study.session import _check_question
-from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.node.device_watch import DeviceWatch
 from tuner.workload.node.facts import inspect_node
 from tuner.workload.node.machine import detect_cluster

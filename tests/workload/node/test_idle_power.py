@@ -6,8 +6,8 @@ from collections.abc import Callable
 
 import pytest
 
-from tuner.testing.fake_clock import FakeClock
-from tuner.testing.twin import TwinGpu, TwinNode
+from tests.support.fake_clock import FakeClock
+from tests.twin import TwinGpu, TwinNode
 from tuner.workload.node.device_watch import IdlePower
 from tuner.workload.node.meters.base import Reading
 from tuner.workload.node.platforms.nvidia import Nvidia

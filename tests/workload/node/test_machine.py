@@ -10,10 +10,10 @@ from pathlib import Path
 import pynvml
 import pytest
 
+from tests.support.commands import finished
+from tests.twin import TwinGpu, TwinNode
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.errors import InputError
-from tuner.testing.commands import finished
-from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.node.facts import inspect_node
 from tuner.workload.node.host import host_memory, usable_cores
 from tuner.workload.node.machine import detect_cluster

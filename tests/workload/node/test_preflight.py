@@ -13,9 +13,9 @@ from typing import Any
 import pynvml
 import pytest
 
+from tests.support.sysfs import make_proc
+from tests.twin import TwinGpu, TwinNode
 from tuner.search_spaces.cluster import load_cluster
-from tuner.testing.sysfs import make_proc
-from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.node.facts import NodeFacts, inspect_node
 from tuner.workload.node.platforms.nvidia import Nvidia
 

@@ -13,12 +13,12 @@ from typing import Any, cast
 
 import pytest
 
+from tests.support.commands import finished
+from tests.twin import TwinGpu, TwinNode
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import load_job
-from tuner.testing.commands import finished
-from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.node.host import usable_cores
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.meters.gpus import cuda_numbering

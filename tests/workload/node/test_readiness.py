@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks.figures import ROOT
+from tests.support.sysfs import make_sysfs
+from tests.twin import TwinGpu, TwinNode
 from tuner.cli.main import main
 from tuner.search_spaces.extras import install_command
 from tuner.search_spaces.typed_json import JSON_SCHEMA
-from tuner.testing.sysfs import make_sysfs
-from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.node.clocks import guard
 from tuner.workload.node.clocks.cpu import CpuGovernor
 from tuner.workload.node.host import why_shm_is_small

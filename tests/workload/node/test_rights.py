@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.commands import finished
 from tests.waiting import is_running, wait_until
-from tuner.testing.commands import finished
 
 pytest.importorskip("torch")
 

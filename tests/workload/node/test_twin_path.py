@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from benchmarks.twin.front import law_J, small_job, works_s
+from tests.twin import TwinNode
+from tests.twin.specimens import CORE_GPU
 from tuner.search_spaces.configuration import Configuration, Settings
-from tuner.testing.twin import TwinNode
-from tuner.testing.twin.specimens import CORE_GPU
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.runner import LocalRunner
 from tuner.workload.records.probe import ProbeRequest, WindowPolicy

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tuner.testing.twin import TwinGpu, TwinNode
+from tests.twin import TwinGpu, TwinNode
 from tuner.workload.node.platforms.nvidia import Nvidia
 from tuner.workload.program.ops import (
     build_kind,

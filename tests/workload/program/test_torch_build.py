@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.twin import TwinGpu, TwinNode
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import load_job
-from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.node.platforms.nvidia import Nvidia
 from tuner.workload.node.runner import LocalRunner
 from tuner.workload.program.ops import TorchBuild

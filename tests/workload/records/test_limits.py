@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
+from tests.support.scripted_ranks import ScriptedClock, ScriptedRanks
 from tuner.models.analytic.model import AnalyticModel
 from tuner.problem.probe_cost import probe_limits
 from tuner.problem.settings import SearchSettings
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.job import load_job
-from tuner.testing.scripted_ranks import ScriptedClock, ScriptedRanks
 from tuner.workload.node.measure.window import Conductor, ProbeFailed
 from tuner.workload.records.limits import FIRST_STEP_LIMIT_S, STEP_LIMIT_S, ProbeLimits, limits_of
 from tuner.workload.records.probe import Failure, ProbeRequest, WindowPolicy

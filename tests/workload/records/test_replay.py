@@ -3,9 +3,7 @@ import statistics
 
 import pytest
 
-from tuner.search_spaces.configuration import Configuration, Settings
-from tuner.search_spaces.errors import InputError, UnknownName
-from tuner.testing.studies import (
+from tests.support.studies import (
     METER,
     TOML,
     TRACES,
@@ -14,6 +12,8 @@ from tuner.testing.studies import (
     request,
     write_table,
 )
+from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.workload.records.probe import Failure, MeterInfo, ProbeRequest
 from tuner.workload.records.replay import TableRunner, TraceRunner
 from tuner.workload.records.runners import Runner

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tuner.testing.studies import run_replay
+from tests.support.studies import run_replay
 from tuner.workload.records.replay import TraceRunner
 from tuner.workload.records.trace import read_trace
 

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 import tuner
+from tests.support.scripts import CPU, script_job
+from tests.support.studies import problem_of_job
 from tuner.answer.configuration_names import named_configurations
 from tuner.cli.main import main
 from tuner.cli.probe import _changed
@@ -20,8 +22,6 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import load_job
 from tuner.search_spaces.knob_declarations import Knob, parse_knob
-from tuner.testing.scripts import CPU, script_job
-from tuner.testing.studies import problem_of_job
 from tuner.workload.scripts.declared_knobs import export_words, program_knobs, read_at_start
 from tuner.workload.scripts.deepspeed_config import render_deepspeed_config
 from tuner.workload.scripts.launchers import Launcher

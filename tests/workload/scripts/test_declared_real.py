@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.scripts import inspected
+from tests.support.studies import run_optimize
 from tuner.api import load_result
 from tuner.cli.main import main
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.knob_declarations import Knob
-from tuner.testing.scripts import inspected
-from tuner.testing.studies import run_optimize
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.records.probe import ProbeRequest, WindowPolicy
 from tuner.workload.scripts.command import Script

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.scripts import CPU
 from tuner.search_spaces.errors import InputError
-from tuner.testing.scripts import CPU
 from tuner.workload.hook import state
 from tuner.workload.hook.counting import GROUPS, StepCounts
 from tuner.workload.hook.watching import Forwards

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.results import failed
 from tuner.search_spaces.errors import InputError
-from tuner.testing.results import failed
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.inspection import require_steps
 

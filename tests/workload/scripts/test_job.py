@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.scripts import CPU, script_job
+from tests.support.studies import record, write_table
 from tuner.problem.from_recording import recorded_problem
 from tuner.problem.recording import Recording
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.data_files import plain
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import load_job
-from tuner.testing.scripts import CPU, script_job
-from tuner.testing.studies import record, write_table
 from tuner.workload.program.built_in_job import BuiltInJob, launchable
 from tuner.workload.records.trace import TraceWriter
 from tuner.workload.scripts.command import Script

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.scripts import CPU
 from tuner.search_spaces.cluster import load_cluster
-from tuner.testing.scripts import CPU
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.job_script import JobScript
 

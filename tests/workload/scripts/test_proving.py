@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.scripts import CPU, script_job
+from tests.support.studies import problem_of_job
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.knob_declarations import parse_knob
-from tuner.testing.scripts import CPU, script_job
-from tuner.testing.studies import problem_of_job
 from tuner.workload.hook.counting import GROUPS
 from tuner.workload.scripts.proving import Argument, _with_placeholder, difference, proven
 from tuner.workload.scripts.script_facts import ScriptFacts

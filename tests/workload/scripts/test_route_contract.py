@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from tests.support.scripts import script_job
 from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.knobs import KNOBS, Value
 from tuner.search_spaces.rules import broken_rules
-from tuner.testing.scripts import script_job
 from tuner.workload.scripts.command import Start
 from tuner.workload.scripts.frameworks.bound_driver import Bound
 from tuner.workload.scripts.frameworks.driver import Driver, shipped_drivers

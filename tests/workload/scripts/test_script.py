@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.scripts import CPU, script_job
+from tests.support.studies import problem_of_job
 from tuner.cli.main import main
 from tuner.deploy.launch_files import write_launch_files
 from tuner.problem.study_spec import parse_job
@@ -18,8 +20,6 @@ from tuner.search_spaces.cluster import Cluster, Device, load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.space import load_space
-from tuner.testing.scripts import CPU, script_job
-from tuner.testing.studies import problem_of_job
 from tuner.workload import hook
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.inspection import blank_job

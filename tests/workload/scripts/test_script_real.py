@@ -484,8 +484,8 @@ def test_a_script_that_fails_says_why_and_where(bench: Bench, tmp_path: Path) ->
 
 @pytest.mark.slow
 def test_optimize_searches_a_script_without_a_prior(repo: Path, tmp_path: Path) -> None:
+    from tests.support.studies import run_optimize as optimize
     from tuner.api import load_result
-    from tuner.testing.studies import run_optimize as optimize
 
     events: list[SimpleNamespace] = []
     script = Script(DEEPSPEED, cwd=repo, steps=30)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.scripts import CPU, script_job
 from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.knob_declarations import Knob
-from tuner.testing.scripts import CPU, script_job
 from tuner.workload.node.platforms.cores import Cores
 from tuner.workload.scripts.script_facts import ScriptFacts
 from tuner.workload.scripts.script_job import ScriptJob

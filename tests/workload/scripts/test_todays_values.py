@@ -9,6 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.support.scripts import CPU, script_job
+from tests.support.studies import problem_of_job
 from tuner.answer.state import StudyState
 from tuner.cli.main import main
 from tuner.problem.constraints import Constraints
@@ -20,8 +22,6 @@ from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.knob_declarations import Knob
 from tuner.study.request import StudyRequest
 from tuner.study.rules import not_repaid, reason_to_stop
-from tuner.testing.scripts import CPU, script_job
-from tuner.testing.studies import problem_of_job
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.inspection import blank_job
 from tuner.workload.scripts.script_facts import ScriptFacts
@@ -146,7 +146,7 @@ def test_a_limit_on_a_training_of_unknown_length_is_refused(
 @pytest.mark.parametrize("steps", [None, 10])
 def test_only_a_known_length_ends_a_search(tmp_path: Path, steps: int | None) -> None:
     from tests.study.test_rules import spec_of
-    from tuner.testing.studies import record
+    from tests.support.studies import record
 
     job = script_job("train.py", tmp_path, ScriptFacts("torch"), steps=steps)
     spec = spec_of(tmp_path)
@@ -209,9 +209,9 @@ def test_without_a_launcher_one_process_is_started(tmp_path: Path) -> None:
 
 
 def test_an_answer_of_unknown_length_is_of_one_step(tmp_path: Path) -> None:
+    from tests.support.results import small_result
     from tuner.answer.recommendation import choose
     from tuner.display.text import answer_lines
-    from tuner.testing.results import small_result
 
     result = small_result()
     job = script_job("train.py", tmp_path, ScriptFacts("torch"), steps=None, global_batch=0)

@@ -2,7 +2,7 @@
 
 The file holds each query's answer or error code, and for a while the readings of every GPU with
 their times. It names neither the host nor a process, and GPUs by their numbers unless asked for
-their UUIDs. `tuner.testing.twin` replays it. Nothing is set on the GPUs.
+their UUIDs. `tests.twin` replays it. Nothing is set on the GPUs.
 """
 
 from __future__ import annotations

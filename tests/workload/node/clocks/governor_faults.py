@@ -26,9 +26,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tuner.testing.guards import installed_guard
-from tuner.testing.sysfs import make_sysfs, settings_of
-from tuner.testing.twin import TwinGpu, TwinNode
+from tests.support.guards import installed_guard
+from tests.support.sysfs import make_sysfs, settings_of
+from tests.twin import TwinGpu, TwinNode
 from tuner.workload.node.clocks.clock_backends import GUARD_SOCKET as SOCKET
 
 FAULTS = (
@@ -50,7 +50,7 @@ ROOT = Path(__file__).resolve().parents[4]
 GPUS = """
 import os, random, signal, sys, time
 import pynvml
-from tuner.testing.twin import TwinNode
+from tests.twin import TwinNode
 from tuner.search_spaces.configuration import Settings
 from tuner.workload.node.clocks.base import GovernorError
 from tuner.workload.node.clocks.governor import NvmlGovernor
@@ -72,7 +72,7 @@ def fail_restore():
 BY_ROOT = GPUS.replace("environ={}", "environ={SOCKET: os.environ[SOCKET]}").replace(
     "governor._guard.pid", "guards_of(os.getpid())[0]"
 )
-BY_ROOT = f"from tuner.testing.guards import guards_of\nSOCKET = {SOCKET!r}\n{BY_ROOT}"
+BY_ROOT = f"from tests.support.guards import guards_of\nSOCKET = {SOCKET!r}\n{BY_ROOT}"
 #: ... or the cores of a made-up sysfs.
 CORES = """
 import os, random, signal, sys, time

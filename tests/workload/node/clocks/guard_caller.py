@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tuner.testing.guards import installed_guard
-from tuner.testing.twin import TwinGpu, TwinNode
+from tests.support.guards import installed_guard
+from tests.twin import TwinGpu, TwinNode
 
 GPU = "GPU-twin"
 BEFORE = (None, None, 350.0)

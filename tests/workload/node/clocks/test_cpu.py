@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.sysfs import make_sysfs, settings_of
 from tests.workload.node.clocks.governor_faults import FAULTS, try_cpu_fault
 from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName
-from tuner.testing.sysfs import make_sysfs, settings_of
 from tuner.workload.node.clocks.base import FixedGovernor, Governor, GovernorError
 from tuner.workload.node.clocks.cpu import FASTEST, CpuGovernor
 from tuner.workload.node.machine import detect_cluster

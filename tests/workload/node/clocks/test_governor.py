@@ -14,12 +14,12 @@ from typing import Any
 import pynvml
 import pytest
 
+from tests.twin import TwinGpu, TwinNode
 from tests.waiting import is_running, wait_until
 from tests.workload.node.clocks.governor_faults import FAULTS, try_fault
 from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName
-from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.node.clocks.base import FixedGovernor, Governor, GovernorError, UnsupportedKnob
 from tuner.workload.node.clocks.governor import NvmlGovernor
 from tuner.workload.node.clocks.guard_client import EarlierValues, Guard, GuardError, put_back

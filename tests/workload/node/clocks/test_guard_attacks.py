@@ -18,6 +18,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.guards import installed_guard
+from tests.twin import TwinNode
 from tests.workload.node.clocks.governor_faults import unit
 from tests.workload.node.clocks.guard_caller import (
     Caller,
@@ -26,8 +28,6 @@ from tests.workload.node.clocks.guard_caller import (
     stands,
     started,
 )
-from tuner.testing.guards import installed_guard
-from tuner.testing.twin import TwinNode
 from tuner.workload.node.clocks import guard as guard_module
 from tuner.workload.node.clocks.clock_backends import PROGRAM
 from tuner.workload.node.readiness import missing_clocks

@@ -15,12 +15,12 @@ from pathlib import Path
 import pynvml
 import pytest
 
+from tests.support.guards import guards_of
+from tests.twin import TwinGpu, TwinNode
 from tests.waiting import is_running, wait_until
 from tests.workload.node.clocks.governor_faults import unit
 from tests.workload.node.clocks.guard_caller import BEFORE, GPU, Caller, left_wrong, stands, started
 from tuner.search_spaces.configuration import Settings
-from tuner.testing.guards import guards_of
-from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.node.clocks import guard, locks
 from tuner.workload.node.clocks.base import GovernorError
 from tuner.workload.node.clocks.clock_backends import GUARD_SOCKET

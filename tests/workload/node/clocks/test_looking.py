@@ -11,10 +11,10 @@ import pynvml
 import pytest
 
 from benchmarks.twin.front import small_job
+from tests.twin import TwinGpu, TwinNode
 from tuner.cli.main import main
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
-from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.node.clocks.clock_backends import has_right
 from tuner.workload.node.clocks.governor import NvmlGovernor
 from tuner.workload.node.facts import inspect_node

@@ -16,11 +16,11 @@ from typing import Any
 import pynvml
 import pytest
 
+from tests.support.guards import guards_of, installed_guard
+from tests.twin import TwinGpu, TwinNode
 from tests.waiting import wait_until
 from tests.workload.node.clocks.governor_faults import FAULTS, try_root_fault, unit
 from tuner.search_spaces.configuration import Settings
-from tuner.testing.guards import guards_of, installed_guard
-from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.node.clocks import clock_backends, locks
 from tuner.workload.node.clocks.base import GovernorError
 from tuner.workload.node.clocks.clock_backends import (

@@ -16,8 +16,8 @@ from urllib.parse import parse_qsl, urlsplit
 import pynvml
 import pytest
 
+from tests.twin import TwinGpu, TwinNode
 from tuner.search_spaces.configuration import Settings
-from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.node.clocks.clock_backends import ZeusdNvml
 from tuner.workload.node.clocks.governor import NvmlGovernor
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 import pytest
 
 from benchmarks.twin.smoothing import GPU
+from tests.twin import TwinGpu, TwinNode
 from tuner.search_spaces.configuration import Settings
-from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.node.device_watch import IdlePower
 from tuner.workload.node.measure.agreement import AgreedWindow, Agreement, Levels, difference
 from tuner.workload.node.measure.measurement import measurement

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from tests.support.studies import METER, measured
 from tuner.answer.posterior import Posterior
 from tuner.answer.windows import Windows
 from tuner.search_spaces.configuration import Configuration, Settings
-from tuner.testing.studies import METER, measured
 from tuner.workload.node.measure.foreign_load import ForeignLoad
 from tuner.workload.records.probe import Measurement, ProbeRecord, ProbeRequest
 

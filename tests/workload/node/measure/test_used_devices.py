@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pynvml
 import pytest
 
+from tests.twin import TwinGpu, TwinNode
 from tuner.search_spaces.configuration import Settings
-from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.node.measure.measurement import measurement, of_used_devices
 from tuner.workload.node.measure.statistics import Window
 from tuner.workload.node.meters.base import Reading, device_number

@@ -12,8 +12,8 @@ from functools import partial
 import numpy as np
 import pytest
 
+from tests.support.scripted_ranks import ScriptedClock, ScriptedMeter, ScriptedRanks
 from tuner.search_spaces.configuration import Settings
-from tuner.testing.scripted_ranks import ScriptedClock, ScriptedMeter, ScriptedRanks
 from tuner.workload.node.clocks.cpu import FASTEST
 from tuner.workload.node.measure.measurement import delivered_of, drift_of, measurement, not_applied
 from tuner.workload.node.measure.statistics import (

@@ -10,8 +10,8 @@ from dataclasses import replace
 import pynvml
 import pytest
 
+from tests.twin import TwinGpu, TwinNode
 from tuner.search_spaces.configuration import Settings
-from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.node.measure.measurement import measurement
 from tuner.workload.node.measure.statistics import Window
 from tuner.workload.node.meters.base import MeterError, Reading

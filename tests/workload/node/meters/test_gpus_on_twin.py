@@ -13,10 +13,10 @@ import pynvml
 import pytest
 
 from benchmarks.figures import ROOT
+from tests.twin import TwinGpu, TwinNode
 from tuner.cli.main import main
 from tuner.search_spaces.errors import InputError
 from tuner.study.request import device_elsewhere
-from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.node.facts import inspect_node
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.meters.base import MeterError, NoDriver

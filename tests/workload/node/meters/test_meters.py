@@ -14,11 +14,11 @@ from typing import Any
 import pynvml
 import pytest
 
+from tests.support.fake_clock import FakeClock
+from tests.twin import TwinGpu, TwinNode
 from tests.waiting import wait_until
 from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.errors import InputError, InvalidValue
-from tuner.testing.fake_clock import FakeClock
-from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.node.clocks.governor import NvmlGovernor
 from tuner.workload.node.meters import Meter, MeterError
 from tuner.workload.node.meters.estimated_meter import EstimatedMeter

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from benchmarks.twin.energy import window_error
-from tuner.testing.twin import TwinGpu, TwinNode
+from tests.twin import TwinGpu, TwinNode
 from tuner.workload.node.meters import MeterError
 from tuner.workload.node.meters.nvml import NvmlMeter
 from tuner.workload.node.meters.settling import Settling

@@ -9,10 +9,10 @@ from pathlib import Path
 import pynvml
 import pytest
 
+from tests.twin import TwinGpu, TwinNode
+from tests.twin.replay import gpus_of, replayed_node
 from tuner.cli.main import main
 from tuner.search_spaces.errors import InputError
-from tuner.testing.twin import TwinGpu, TwinNode
-from tuner.testing.twin.replay import gpus_of, replayed_node
 from tuner.workload.node.meters.gpus import Gpu, clock_state
 from tuner.workload.node.meters.nvml import NvmlMeter
 from tuner.workload.node.meters.nvml_recording import COLUMNS, NvmlRecording, record_nvml

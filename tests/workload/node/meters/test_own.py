@@ -276,7 +276,7 @@ def test_the_governor_asks_the_meter_that_is_open(
 
 def test_clocks_are_sampled_where_the_meter_does_not_tell_them(twin_node: Any) -> None:
     """Of an NVIDIA GPU too, whose own meter's samples hold them."""
-    from tuner.testing.twin import TwinGpu
+    from tests.twin import TwinGpu
     from tuner.workload.node.meters.nvml import NvmlMeter
 
     node = twin_node(TwinGpu(load=1.0))
@@ -306,8 +306,8 @@ def test_a_search_on_a_users_meter_names_it_and_resumes_with_it_alone(
 def test_a_meter_that_fails_in_a_probe_is_the_nodes_fault(
     tmp_path: Path, chosen: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from tests.support.studies import request
     from tuner.search_spaces.job import load_job
-    from tuner.testing.studies import request
 
     with closing(
         LocalRunner(load_job("tiny-gpt"), load_cluster("cpu-2"), run_dir=tmp_path)

@@ -10,8 +10,8 @@ import pytest
 
 from benchmarks.twin.energy import random_gpu
 from benchmarks.twin.smoothing import GPU, RAMPS, window_of
+from tests.twin import TwinGpu, TwinNode
 from tuner.search_spaces.configuration import Settings
-from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.measure.measurement import measurement
 from tuner.workload.node.measure.statistics import Window

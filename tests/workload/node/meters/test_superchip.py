@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tuner.testing.twin import TwinGpu, TwinNode
+from tests.twin import TwinGpu, TwinNode
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.meters.base import MeterError
 from tuner.workload.node.meters.nvml import NvmlMeter

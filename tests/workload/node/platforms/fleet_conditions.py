@@ -18,9 +18,9 @@ import pynvml
 
 from benchmarks.twin.energy import window_error
 from benchmarks.twin.smoothing import GPU, window_of
+from tests.twin import TwinGpu, TwinNode
 from tests.workload.node.platforms import fleet_checks as checks
 from tuner.search_spaces.errors import InputError
-from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.node.facts import NodeFacts, inspect_node
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.meters.base import MeterError

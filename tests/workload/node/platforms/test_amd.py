@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.amdsmi_stub import Stub, StubGpu
+from tests.support.fake_clock import FakeClock
 from tuner.models.analytic.constants import constants_of, load_constants
 from tuner.search_spaces.errors import InputError
-from tuner.testing.amdsmi_stub import Stub, StubGpu
-from tuner.testing.fake_clock import FakeClock
 from tuner.workload.node.facts import inspect_node
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.meters.amd import AmdMeter, opened

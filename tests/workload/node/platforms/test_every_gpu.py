@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.sysfs import make_proc
+from tests.twin import TwinGpu, TwinNode
 from tuner.cli.main import main
 from tuner.models.analytic.model import AnalyticModel
 from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError, InvalidValue
 from tuner.search_spaces.job import load_job
-from tuner.testing.sysfs import make_proc
-from tuner.testing.twin import TwinGpu, TwinNode
 from tuner.workload.node.clocks.base import GovernorError
 from tuner.workload.node.clocks.governor import NvmlGovernor
 from tuner.workload.node.device_watch import new_faults

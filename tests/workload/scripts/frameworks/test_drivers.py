@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support.scripts import on_every_device
 from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.rules import broken_rules
-from tuner.testing.scripts import on_every_device
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.frameworks.driver import (
     Driver,

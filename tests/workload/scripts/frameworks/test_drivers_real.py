@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.scripts import inspected
 from tuner.search_spaces.configuration import Configuration
-from tuner.testing.scripts import inspected
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.records.probe import ProbeRequest, WindowPolicy
 from tuner.workload.scripts.command import Script

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support.scripts import on_every_device
 from tuner.problem.from_job import _runnable, question_of
 from tuner.problem.job_request import JobRequest
 from tuner.search_spaces.cluster import Cluster, Device
@@ -20,7 +21,6 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.rules import broken_rules
 from tuner.search_spaces.space import load_space
-from tuner.testing.scripts import on_every_device
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.frameworks.driver import read_driver
 from tuner.workload.scripts.script_job import ScriptJob

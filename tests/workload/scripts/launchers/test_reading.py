@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from benchmarks.scripts.environment import Unavailable, make_environment
+from tests.support.launchers import answer_here
+from tests.support.scripts import CPU
 from tuner.cli.main import main
 from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.errors import InputError
-from tuner.testing.launchers import answer_here
-from tuner.testing.scripts import CPU
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.inspection import blank_job
 from tuner.workload.scripts.launchers import Launcher, kinds, vendor

@@ -9,9 +9,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from tuner.testing.twin import layout
-from tuner.testing.twin.gpu import TwinGpu
-from tuner.testing.twin.node_state import STATE, NodeState
+from tests.twin import layout
+from tests.twin.gpu import TwinGpu
+from tests.twin.node_state import STATE, NodeState
 
 
 class TwinNode(NodeState):
@@ -153,7 +153,7 @@ class TwinNode(NodeState):
             state.xid_count += 1
 
     def play(self, gpu: int, rows: Sequence[Sequence[float]], errors: Sequence[int] = ()) -> None:
-        """Answer with recorded readings from now on (`tuner.testing.twin.replay`).
+        """Answer with recorded readings from now on (`tests.twin.replay`).
 
         Args:
             gpu: whose.

@@ -1,4 +1,4 @@
-"""Run a command on a twin GPU node: `python -m tuner.testing.twin -- tuner optimize ...`.
+"""Run a command on a twin GPU node: `python -m tests.twin -- tuner optimize ...`.
 
 The command finds GPUs by NVML as on a real node, its ranks compute on cores at the speed of their
 GPU's clock, and every energy that it prints is marked "twin".
@@ -14,14 +14,14 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from tuner.testing.twin.node import TwinNode
-from tuner.testing.twin.specimens import CORE_GPU
+from tests.twin.node import TwinNode
+from tests.twin.specimens import CORE_GPU
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Make a node, run the command on it and return its exit code."""
     parser = argparse.ArgumentParser(
-        prog="python -m tuner.testing.twin", description=str(__doc__).splitlines()[0]
+        prog="python -m tests.twin", description=str(__doc__).splitlines()[0]
     )
     parser.add_argument("--gpus", type=int, default=2, help="GPUs of the node (default: 2)")
     parser.add_argument("--cores", type=int, help="cores of the node (default: 8 for each GPU)")

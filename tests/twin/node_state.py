@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Self
 
-from tuner.testing.twin import layout
-from tuner.testing.twin.build import build
+from tests.twin import layout
+from tests.twin.build import build
 
 #: Environment variable that names the state file; a process with it and the libraries' folder on
 #: LD_LIBRARY_PATH is on the twin node.
@@ -34,7 +34,7 @@ def _control() -> ctypes.CDLL:
     library.twin_law_W.argtypes = [node, number, real, real]
     sizes = [library.twin_layout(which) for which in (0, 1)]
     if sizes != [ctypes.sizeof(layout.Node), ctypes.sizeof(layout.Gpu)]:
-        raise RuntimeError("tuner.testing.twin.layout does not mirror csrc/state.h")
+        raise RuntimeError("tests.twin.layout does not mirror csrc/state.h")
     return library
 
 

@@ -5,8 +5,8 @@ that the unmodified pynvml, torch, DeepSpeed and Ray run against them. Whatever 
 a node is no measurement of a GPU: say "twin" beside every figure.
 """
 
-from tuner.testing.twin.build import Libraries, build, compiler
-from tuner.testing.twin.gpu import TwinGpu
-from tuner.testing.twin.node import STATE, TwinNode
+from tests.twin.build import Libraries, build, compiler
+from tests.twin.gpu import TwinGpu
+from tests.twin.node import STATE, TwinNode
 
 __all__ = ["STATE", "Libraries", "TwinGpu", "TwinNode", "build", "compiler"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
-from tuner.testing.twin import layout
+from tests.twin import layout
 
 #: NVML's architecture numbers by major compute capability (NVML API reference); 8.9 is Ada.
 ARCHITECTURES = {6: 4, 7: 5, 8: 7, 9: 9, 10: 10, 12: 10}

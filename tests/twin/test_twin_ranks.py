@@ -15,8 +15,8 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from tuner.testing.twin import TwinGpu, TwinNode
-from tuner.testing.twin.specimens import CORE_GPU
+from tests.twin import TwinGpu, TwinNode
+from tests.twin.specimens import CORE_GPU
 from tuner.workload.node.meters.nvml import NvmlMeter
 
 pytestmark = pytest.mark.twin

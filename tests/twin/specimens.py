@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tuner.testing.twin.gpu import TwinGpu
+from tests.twin.gpu import TwinGpu
 
 #: A GPU whose ranks compute on cores, which are a few times as fast. Sensors and counter are those
 #: of an A100 as it was measured (arXiv 2312.02741: 25 ms of every 100 ms). `cores` and clocks

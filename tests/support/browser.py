@@ -1,6 +1,6 @@
 """A headless Chromium for tests and pictures: loads a page and hands back its DOM or a PNG.
 
-    python -m tuner.testing.browser PAGE.html PICTURE.png [--width 1200] [--dark]
+    python -m tests.support.browser PAGE.html PICTURE.png [--width 1200] [--dark]
 
 draws a picture of any HTML file (a report, or a Plotly figure written with `write_html`).
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from pathlib import Path
 
-from tuner.testing.twin import TwinNode
+from tests.twin import TwinNode
 from tuner.workload.node.clocks import guard
 from tuner.workload.node.clocks.locks import NAME
 

@@ -17,7 +17,7 @@ from typing import Any
 import pynvml
 import pytest
 
-from tuner.testing.twin import TwinGpu, TwinNode
+from tests.twin import TwinGpu, TwinNode
 
 pytestmark = pytest.mark.twin
 Make = Callable[..., TwinNode]

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tuner.testing.twin import layout
-from tuner.testing.twin.gpu import TwinGpu
-from tuner.testing.twin.node import TwinNode
+from tests.twin import layout
+from tests.twin.gpu import TwinGpu
+from tests.twin.node import TwinNode
 from tuner.workload.node.meters.nvml_recording import COLUMNS, NvmlRecording
 
 #: The call that a column is read by, as errors are counted in a recording.

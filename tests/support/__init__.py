@@ -1,0 +1,1 @@
+"""Fakes and made-up tables shared by tests and benchmarks."""
