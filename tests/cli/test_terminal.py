@@ -252,6 +252,7 @@ def test_what_is_fitted_into_a_terminal_loses_nothing() -> None:
     ]
 
 
+ROOT = Path(__file__).resolve().parents[2]
 TUNER = f"{sys.executable} -c 'import sys, tuner.cli.main as m; sys.exit(m.main(sys.argv[1:]))'"
 
 
@@ -276,6 +277,65 @@ def test_a_full_or_closed_output_is_one_sentence(
         check=False,
     )
     assert (done.returncode, done.stdout, done.stderr) == (code, "", error)
+
+
+#: Commands and their exit codes: an answer, one that is not a success, and bad input.
+CODES = {
+    "list knobs": 0,
+    "list knobs --json": 0,
+    "--help": 0,
+    "fit qwen2.5-7b dp8 mb2 zero1 --cluster a100-40gb-8": 3,
+    "list nonsense": 2,
+    "show nowhere": 2,
+    "nonsense": 2,
+}
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "gone"),
+    [
+        *((words, code, (1, 2)) for words, code in CODES.items()),
+        ("list knobs", 0, (1,)),
+        ("nonsense", 2, (2,)),
+    ],
+)
+def test_a_reader_that_is_gone_changes_no_exit_code(
+    words: str, code: int, gone: tuple[int, ...], tmp_path: Path
+) -> None:
+    reads, writes = os.pipe()
+    os.close(reads)
+    streams: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    streams |= {{1: "stdout", 2: "stderr"}[number]: writes for number in gone}
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    done = subprocess.run(
+        [sys.executable, "-m", "tuner.cli", *words.split()],
+        cwd=tmp_path,
+        env={**env, "PYTHONPATH": str(ROOT)},
+        text=True,
+        check=False,
+        **streams,
+    )
+    os.close(writes)
+    assert done.returncode == code
+    assert "Traceback" not in (done.stderr or "")
+    assert "Exception ignored" not in (done.stderr or "")
+    assert not (code == 2 and done.stderr == "")
+
+
+def test_full_standard_error_changes_no_exit_code(tmp_path: Path) -> None:
+    done = subprocess.run(["sh", "-c", f"{TUNER} nonsense 2>/dev/full"], cwd=tmp_path, check=False)
+    assert done.returncode == 2
+
+
+def test_files_get_no_number_of_a_closed_stream(tmp_path: Path) -> None:
+    code = (
+        "import os; from tuner.terminal import visible_streams\n"
+        "with visible_streams(): file = open('kept', 'w'); os.write(2, b'of a library')\n"
+    )
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    line = f'{sys.executable} -c "{code}" <&- >&- 2>&-'
+    subprocess.run(["sh", "-c", line], cwd=tmp_path, env=env, check=True)
+    assert (tmp_path / "kept").read_text() == ""
 
 
 def test_a_folder_as_the_file_of_an_export_is_one_sentence(tmp_path: Path) -> None:

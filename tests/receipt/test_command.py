@@ -335,20 +335,71 @@ def test_a_closed_pipe_ends_the_command_as_without_tuner(user: UserFolder) -> No
     assert user.read()["signal"] == signal.SIGPIPE
 
 
-def test_a_closed_standard_error_changes_no_exit_code(user: UserFolder) -> None:
-    words = shlex.join(user.command("sh", "-c", "sleep 0.2; exit 3"))
-    line = f"({words}; echo $? >code) 2>&1 | true"
-    subprocess.run(["bash", "-c", line], cwd=user.path, env=user.environment)
-    assert (user.path / "code").read_text() == "3\n"
+#: What becomes of a command's streams: redirections, and what reads its output.
+STREAMS = {
+    "no reader of output": ("", "| true"),
+    "no reader of errors": ("2>&1 >/dev/null", "| true"),
+    "no reader": ("2>&1", "| true"),
+    "no output": (">&-", ""),
+    "no errors": ("2>&-", ""),
+    "nothing open": ("<&- >&- 2>&-", ""),
+    "output full": (">/dev/full", ""),
+    "errors full": ("2>/dev/full", ""),
+    "both full": (">/dev/full 2>&1", ""),
+    "output full and no errors": (">/dev/full 2>&-", ""),
+}
+#: Other ends than exit code 3, and the exit codes that a shell gives them.
+ENDS = {"exit 0": 0, "kill -9 $$": 137, "kill -15 $$": 143}
+
+
+@pytest.mark.parametrize(
+    ("streams", "end", "code", "options"),
+    [
+        *((streams, "exit 3", 3, ()) for streams in STREAMS),
+        *((streams, "exit 3", 3, ("--json",)) for streams in STREAMS if streams != "no errors"),
+        *((streams, *end, ()) for streams in ("no reader", "both full") for end in ENDS.items()),
+    ],
+)
+def test_no_stream_changes_an_exit_code(
+    user: UserFolder, streams: str, end: str, code: int, options: tuple[str, ...]
+) -> None:
+    env = {k: v for k, v in user.environment.items() if k != "PYTHONUNBUFFERED"}
+    # The command outlives `true`, so that the receipt has no reader.
+    words = shlex.join(user.command("sh", "-c", f"sleep 0.2; {end}", options=options))
+    to, reader = STREAMS[streams]
+    line = f"(exec 2>said; {words} {to}; echo $? >code) {reader}"
+    subprocess.run(["bash", "-c", line], cwd=user.path, env=env, stdout=subprocess.DEVNULL)
+    assert (user.path / "code").read_text() == f"{code}\n"
+    said = (user.path / "said").read_text()
+    assert "Traceback" not in said
+    assert "Exception ignored" not in said
     assert user.read()["state"] == "ended"
 
 
-def test_closed_streams_change_no_exit_code(user: UserFolder) -> None:
-    words = shlex.join(user.command("sh", "-c", "exit 5"))
+def test_a_receipt_that_cannot_be_printed_is_said_to_be_in_its_file(user: UserFolder) -> None:
+    words = shlex.join(user.command("sh", "-c", "exit 3", options=("--json",)))
     done = subprocess.run(
-        ["bash", "-c", f"{words} <&- >&- 2>&-"], cwd=user.path, env=user.environment
+        ["bash", "-c", f"{words} >/dev/full"],
+        cwd=user.path,
+        env=user.environment,
+        capture_output=True,
+        text=True,
     )
-    assert (done.returncode, user.read()["exit_code"]) == (5, 5)
+    assert done.returncode == 3
+    assert "tuner: the output cannot be written: No space left on device" in done.stderr
+    assert f"the receipt is in {user.file}" in done.stderr
+
+
+@pytest.mark.parametrize("closed", [0, 1, 2])
+def test_a_closed_stream_is_closed_for_the_command_and_no_other_file(
+    user: UserFolder, closed: int
+) -> None:
+    text = f"try: os.fstat({closed})\nexcept OSError: sys.exit(7)"
+    words = shlex.join(user.command(PYTHON, "-c", f"import os, sys\n{text}"))
+    done = subprocess.run(
+        ["bash", "-c", f"{words} {closed}>&-"], cwd=user.path, env=user.environment
+    )
+    assert done.returncode == 7
 
 
 def test_standard_output_is_the_very_one_so_that_nothing_holds_up_a_fast_printer(

@@ -7,7 +7,7 @@ import shlex
 import sys
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO, cast
 
 from tuner.cli import measure
 from tuner.cli.arguments import add_shared
@@ -26,7 +26,7 @@ from tuner.cli.options import (
 from tuner.cli.parser import Commands
 from tuner.problem.constraints import Constraints
 from tuner.search_spaces.errors import InputError
-from tuner.terminal import raw_stream
+from tuner.terminal import SafeStream, VisibleStream, raw_stream
 
 if TYPE_CHECKING:
     from tuner.online.earlier_measurements import EarlierMeasurements
@@ -159,6 +159,7 @@ def _run(args: argparse.Namespace) -> int:
     # With --json standard output is the answer alone. A file or a pipe gets what the program prints
     # byte for byte; a terminal does not get its control characters.
     output = sys.stderr if args.json else sys.stdout
+    stream = VisibleStream if output.isatty() else SafeStream
     folder = find_run(args.run, args.runs_dir)
     require_own(folder.path)
     result = load_result(folder.path)
@@ -169,7 +170,7 @@ def _run(args: argparse.Namespace) -> int:
         steps=args.steps,
         clocks=args.clocks,
         announce=announcer(args, "tuner: "),
-        output=output if output.isatty() else raw_stream(output),
+        output=cast(TextIO, stream(raw_stream(output), may_fail=True)),
     )
     answer(args, done.to_json(), done.lines())
     if done.interrupted:

@@ -9,6 +9,7 @@ exit code 130; a probe that failed is exit code 1.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import shlex
 import signal
@@ -89,7 +90,8 @@ class _Interrupts:
             raise KeyboardInterrupt
         # Nothing depends on this process's own clean-up: ranks and agents end when it is gone, the
         # guard puts clocks back, and every finished probe is on disk.
-        os.write(2, b"tuner: ended at once, without cleaning up; the same command continues\n")
+        with contextlib.suppress(OSError):
+            os.write(2, b"tuner: ended at once, without cleaning up; the same command continues\n")
         os._exit(INTERRUPTED)
 
 
@@ -104,13 +106,9 @@ def main(argv: Sequence[str] | None = None) -> int:
                 return _main(argv)
             finally:
                 sys.stdout.flush()  # of --help and --version, too
-        except BrokenPipeError:
-            _leave_output()
-            return OK
         except OSError as error:
             if error.filename != OUTPUT:
                 raise
-            _leave_output()
             print(f"tuner: the output cannot be written: {error.strerror}", file=sys.stderr)
             return FAILED
 
@@ -161,10 +159,6 @@ def _main(argv: Sequence[str] | None) -> int:
             message += f"{run.name} continues from there"
         print(f"tuner: {message}", file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:
-        # Whoever read the output has gone; nothing is left to say, not even at exit.
-        _leave_output()
-        return OK
     except OSError as error:
         if error.filename in (None, OUTPUT):  # no file that the user named: ours to mend
             raise
@@ -173,11 +167,6 @@ def _main(argv: Sequence[str] | None) -> int:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _leave_output() -> None:
-    # What is still buffered goes nowhere, or Python would try again at its end.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -85,11 +85,13 @@ def measure_command(args: argparse.Namespace) -> int:
     lines = receipt_lines(receipt, file)
     if args.slurm_comment:
         lines.append(write_comment(receipt))
-    with contextlib.suppress(OSError):
-        print("\n".join(lines), file=sys.stderr, flush=True)
-        if args.json:
-            whole = {"schema": JSON_SCHEMA, **receipt.to_json(), "file": str(file)}
+    print("\n".join(lines), file=sys.stderr, flush=True)
+    if args.json:
+        whole = {"schema": JSON_SCHEMA, **receipt.to_json(), "file": str(file)}
+        try:
             print(json.dumps(strict_json(whole), indent=2), flush=True)
+        except OSError as error:
+            announce(f"the output cannot be written: {error.strerror}; the receipt is in {file}")
     return end_as(status)
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import Field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar, cast
 
 from tuner.search_spaces.errors import InputError, InvalidValue
 from tuner.search_spaces.options import EXAMPLES, Option, declared_options, parse_quantity
@@ -65,7 +65,7 @@ _STYLES = {"> ": "bold green", "  today ": "cyan"}
 
 
 def _print_in_colour(lines: Sequence[str]) -> None:
-    from tuner.terminal import raw_stream, visible
+    from tuner.terminal import SafeStream, raw_stream, visible
 
     text = "\n".join(lines)
     style = next((style for mark, style in _STYLES.items() if text.startswith(mark)), "")
@@ -73,7 +73,8 @@ def _print_in_colour(lines: Sequence[str]) -> None:
         from rich.console import Console
         from rich.text import Text
 
-        console = Console(file=raw_stream(sys.stdout), soft_wrap=True)
+        terminal = cast(TextIO, SafeStream(raw_stream(sys.stdout)))
+        console = Console(file=terminal, soft_wrap=True)
         console.print(Text(visible(text), style=style))
     else:
         print(text)

@@ -22,7 +22,7 @@ from tuner.display.progress import EventLines, ProgressPrinter
 from tuner.formatting import Units, common_mark, duration, label, short
 from tuner.search_spaces.configuration import Configuration
 from tuner.study.callbacks import Progress
-from tuner.terminal import VisibleStream, raw_stream, visible
+from tuner.terminal import SafeStream, VisibleStream, raw_stream, visible
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -69,7 +69,8 @@ class LiveView:
         from rich.console import Console
         from rich.live import Live
 
-        self._console = console or Console(file=raw_stream(sys.stderr))
+        terminal = cast(TextIO, SafeStream(raw_stream(sys.stderr), may_fail=True))
+        self._console = console or Console(file=terminal)
         self._clock, self._began_s, self._title = clock, clock(), title
         above: Any = _UpperLines(self._console)
         self._lines = ProgressPrinter(above, verbose=verbose) if lines else None
@@ -89,7 +90,7 @@ class LiveView:
         before = sys.stderr
         self._live.start()
         if sys.stderr is not before:  # Rich shows it above the view, and obeys the codes in it
-            sys.stderr = cast(TextIO, VisibleStream(sys.stderr))
+            sys.stderr = cast(TextIO, VisibleStream(sys.stderr, may_fail=True))
         return self
 
     def __exit__(self, *_: object) -> None:
