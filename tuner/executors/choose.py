@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tuner.executors.base import Executor
 from tuner.executors.local import InlineExecutor, SimulatedExecutor
 from tuner.problem.problem import Problem
 from tuner.search_spaces.cluster import Cluster
-from tuner.search_spaces.errors import UnknownName
+from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.search_spaces.job import TrainingJob
+from tuner.workload.node.machine import detect_cluster
+
+if TYPE_CHECKING:
+    from tuner.executors.ray_executor import RayExecutor
+    from tuner.workload.node.runner import LocalRunner
 
 Announce = Callable[[str], None]
 EXECUTORS = ("ray", "inline", "simulated")
@@ -22,11 +31,28 @@ def check_executor(name: str | Executor | None) -> None:
         raise UnknownName("executor", name, EXECUTORS)
 
 
-def how_started(name: str | Executor | None, address: str | None) -> str:
+def needs_ray(cluster: Cluster, address: str | None) -> bool:
+    """Return True if probes run on several nodes or beside each other on parts of this one.
+
+    Otherwise one runs after the other, since a node's energy and cores belong to one probe.
+    """
+    ray = sys.modules.get("ray")
+    joined = ray is not None and ray.is_initialized()  # by the user's program
+    if address is not None or joined or cluster.nodes > 1:
+        return True
+    if not cluster.device.is_gpu:
+        return False
+    with contextlib.suppress(InputError):
+        here = detect_cluster()
+        return here.device.is_gpu and here.devices_per_node > cluster.devices_per_node
+    return False
+
+
+def how_started(name: str | Executor | None, cluster: Cluster, address: str | None) -> str:
     """Return how the executor of that name starts probes, as a phrase."""
     if name == "simulated":
         return "nothing: probes are predictions of the models"
-    if name not in (None, "ray"):
+    if name != "ray" and (name is not None or not needs_ray(cluster, address)):
         return "processes of this machine, one probe at a time"
     return f"Ray, by joining {address}" if address else "a Ray of its own, on loopback only"
 
@@ -59,28 +85,49 @@ def open_executor(
 ) -> Executor:
     """Return a prepared executor that measures.
 
-    By default it is Ray, or inline where no address is given and this machine can start no Ray.
+    By default it is Ray where `needs_ray`, and inline elsewhere, or where this machine can start no
+    Ray and no address is given.
     """
-    from tuner.executors.ray_cluster import RayUnavailable
-    from tuner.executors.ray_executor import RayExecutor
-    from tuner.workload.node.runner import LocalRunner
+    if name == "ray" or (name is None and needs_ray(cluster, address)):
+        from tuner.executors.ray_cluster import RayUnavailable
+        from tuner.executors.ray_executor import RayExecutor
 
-    made: RayExecutor | LocalRunner | None = None
-    if name in (None, "ray"):
         try:
             made = RayExecutor(job, cluster, run_dir=run_dir, announce=announce, address=address)
         except RayUnavailable as error:
             if name or address:
                 raise
             announce(f"{error.why}, so probes run inline, one at a time.")
-    if made is None:
-        made = LocalRunner(job, cluster, run_dir=run_dir, announce=announce, keep=True)
+        else:
+            _prepare(made)
+            return made
+    here = _runner_here(job, cluster, run_dir, announce)
+    _prepare(here)
+    return InlineExecutor(here, keep_in=run_dir)
+
+
+def _runner_here(
+    job: TrainingJob, cluster: Cluster, run_dir: Path, announce: Announce
+) -> LocalRunner:
+    from tuner.workload.node.facts import inspect_node
+    from tuner.workload.node.runner import LocalRunner
+
+    # What its GPUs do is no reason against its cores.
+    environ = os.environ if cluster.device.is_gpu else {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    facts = inspect_node(environ=environ)
+    if refused := facts.refusals(cluster):
+        raise InputError(refused[0])
+    if warning := facts.warning(cluster):
+        announce(f"warning: {warning}")
+    return LocalRunner(job, cluster, run_dir=run_dir, announce=announce, keep=True)
+
+
+def _prepare(made: RayExecutor | LocalRunner) -> None:
     try:
         made.prepare()
     except BaseException:
         made.close()
         raise
-    return made if isinstance(made, RayExecutor) else InlineExecutor(made, keep_in=run_dir)
 
 
 def executor_of(

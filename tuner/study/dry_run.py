@@ -8,6 +8,7 @@ from typing import Any
 
 from tuner.executors.choose import how_started
 from tuner.formatting import counted, duration, energy_text
+from tuner.problem.from_job import cluster_of
 from tuner.problem.problem import Problem
 from tuner.problem.run_folder import RunFolder, new_name
 from tuner.problem.settings import SearchSettings
@@ -93,7 +94,10 @@ def _of_request(
 ) -> dict[str, list[str]]:
     return {
         "limits": ["; ".join(_limits(request.search))],
-        "starts": [how_started(request.executor, request.ray_address), *starts],
+        "starts": [
+            how_started(request.executor, cluster_of(request.cluster), request.ray_address),
+            *starts,
+        ],
         "writes": [f"{run.path}/"],
     }
 

@@ -119,8 +119,8 @@ class StudyRequest(JobRequest):
     )
     executor: str | Executor | None = option(
         None,
-        "ray, inline or simulated, which answers probes by predictions (default: ray, "
-        "or inline without Ray)",
+        "ray, inline or simulated, which answers probes by predictions (default: inline on one "
+        "node, ray on a cluster)",
     )
     ray_address: str | None = option(
         None, "Ray cluster to run on: auto or HOST:PORT", flag="ray", metavar="ADDRESS"
