@@ -42,7 +42,7 @@ from benchmarks.noisy_cluster import (
     recorded_truths,
 )
 from benchmarks.verdicts import exact_error
-from tuner.answer.result import Result
+from tuner.answer.answer import Answer
 from tuner.executors.local import SimulatedExecutor
 from tuner.pareto import nondominated
 from tuner.problem.run_folder import RunFolder
@@ -90,7 +90,7 @@ class Outcome:
 
 def study(
     truth: Truth, noise: Noise, *, seed: int, probes: int = PROBES, disturbed: bool = False
-) -> Result:
+) -> Answer:
     """Run one study of this truth, on a quiet or a `disturbed` node, and return its answer."""
     runner = DisturbedRunner if disturbed else NoisyRunner
     executor = SimulatedExecutor(runner(truth, noise, seed=seed))
@@ -109,7 +109,7 @@ def _true(truth: Truth, configuration: Configuration) -> tuple[float, float]:
     return math.log(seconds * watts), math.log(seconds)
 
 
-def judge(truth: Truth, result: Result) -> Outcome:
+def judge(truth: Truth, result: Answer) -> Outcome:
     """Compare an answer with the truth."""
     figures = np.array([_true(truth, configuration) for configuration in truth.figures])
     front = dict(zip(truth.figures, nondominated(*figures.T), strict=True))

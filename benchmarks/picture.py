@@ -19,7 +19,7 @@ from benchmarks.source import Module, production
 
 FILE = ROOT / "docs" / "develop" / "packages.svg"
 #: Packages that are small helpers of all others.
-LEFT_OUT = ("tuner", "formatting", "pareto", "storage", "terminal")
+LEFT_OUT = ("tuner", "result", "formatting", "pareto", "storage", "terminal")
 WIDTH, BOX_WIDTH, BOX_HEIGHT, ROW = 980, 150, 34, 78
 
 
@@ -30,7 +30,7 @@ def package_of(name: str) -> str:
 
 
 def imports(modules: Sequence[Module]) -> dict[str, set[str]]:
-    """Return which packages each package imports, without `LEFT_OUT` and `DEFERRED`."""
+    """Return which packages each package imports, without `LEFT_OUT`."""
     names = {module.name for module in modules}
     found: dict[str, set[str]] = {}
     for module in modules:

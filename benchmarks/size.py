@@ -29,19 +29,10 @@ LAYERS = (
     *("search_spaces", "workload", "models"),
     *("formatting", "pareto", "storage", "terminal"),
     *("problem", "executors", "search", "answer", "study"),
-    *("online", "receipt", "callbacks", "display", "deploy", "api", "cli", "testing"),
+    *("online", "receipt", "callbacks", "display", "result", "deploy", "api", "cli", "testing"),
 )
 #: Packages of `tuner.workload` from the ground up: each may import those before it.
 WORKLOAD_PARTS = ("records", "hook", "scripts", "program", "node")
-#: Imports inside a function that look upwards by design: methods of a result that show it.
-DEFERRED = {
-    "tuner.answer.result": (
-        "tuner.display",
-        "tuner.answer.explain",
-        "tuner.answer.recommendation",
-    ),
-    "tuner.answer.parts": ("tuner.display",),
-}
 #: Functions whose parameters are the product's interface.
 ENTRY_POINTS = ("optimize", "plan", "replay")
 
@@ -57,37 +48,29 @@ def _lines(*folders: str) -> int:
     )
 
 
-def _imports(node: ast.AST) -> Iterator[tuple[str, bool]]:
-    """Modules of ours that are imported below a node, and whether inside a function."""
-
-    def below(node: ast.AST, deferred: bool) -> Iterator[tuple[str, bool]]:
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.ImportFrom) and child.module and not child.level:
-                if child.module == "tuner":
-                    yield from ((f"tuner.{alias.name}", deferred) for alias in child.names)
-                else:
-                    yield child.module, deferred
-            elif isinstance(child, ast.Import):
-                yield from ((alias.name, deferred) for alias in child.names)
-            inner = isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
-            yield from below(child, deferred or inner)
-
-    yield from below(node, False)
+def _imports(tree: ast.AST) -> Iterator[str]:
+    """Modules that are imported anywhere in a module, also inside functions."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            if node.module == "tuner":
+                yield from (f"tuner.{alias.name}" for alias in node.names)
+            else:
+                yield node.module
+        elif isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
 
 
 def import_violations(modules: list[Module]) -> list[str]:
     """Imports that look upwards, and imports of our folders under their bare names."""
     found = []
     for module in modules:
-        for name, deferred in _imports(module.tree):
+        for name in _imports(module.tree):
             top, _, rest = name.partition(".")
             if top in ("search_spaces", "workload", "models", "benchmarks", "tests"):
                 found.append(f"{module.name} imports {name}")
             if top != "tuner" or not module.layer:
                 continue
             layer = rest.partition(".")[0]
-            if deferred and name.startswith(DEFERRED.get(module.name, ())):
-                continue
             if layer not in LAYERS or LAYERS.index(layer) > LAYERS.index(module.layer):
                 found.append(f"{module.name} imports {name}")
     return found
@@ -104,7 +87,7 @@ def workload_violations(modules: list[Module]) -> list[str]:
     for module in modules:
         if module.layer != "workload" or (own := place(module.name)) is None:
             continue
-        for name, _deferred in _imports(module.tree):
+        for name in _imports(module.tree):
             imported = place(name) if name.startswith("tuner.workload.") else None
             if imported is not None and imported > own:
                 found.append(f"{module.name} imports {name}")
@@ -118,8 +101,7 @@ def _parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
 
 
 def import_cycles(modules: list[Module]) -> list[list[str]]:
-    """Return the groups of modules that import each other, also inside functions but for
-    `DEFERRED`."""
+    """Return the groups of modules that import each other, also inside functions."""
     names = {module.name for module in modules}
     graph = {module.name: imported_modules(module, names) for module in modules}
     reach: dict[str, set[str]] = {}
@@ -140,7 +122,7 @@ def import_cycles(modules: list[Module]) -> list[list[str]]:
 
 
 def imported_modules(module: Module, names: set[str]) -> set[str]:
-    """Return the modules among `names` that a module imports, without `DEFERRED` ones."""
+    """Return the modules among `names` that a module imports."""
     found = set()
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Import):
@@ -150,8 +132,7 @@ def imported_modules(module: Module, names: set[str]) -> set[str]:
             found |= below
             if len(below) < len(node.names):
                 found.add(node.module)
-    shown = DEFERRED.get(module.name, ())
-    return {name for name in found & names - {module.name} if not name.startswith(shown)}
+    return found & names - {module.name}
 
 
 def largest_pieces(modules: list[Module]) -> dict[str, list[tuple[int, str]]]:

@@ -30,8 +30,8 @@ from tests.support.postgresql import why_not as why_no_postgresql
 from tests.support.studies import LONG_JOB, TRACES, ModelRunner, run_optimize
 from tests.twin import TwinGpu, TwinNode, compiler
 from tests.twin.replay import replayed_node
-from tuner.answer.result import Result
 from tuner.executors.local import SimulatedExecutor
+from tuner.result import Result
 from tuner.search.planner import PlanningState, ProbePlan, ProbePlanner
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.space import Candidates

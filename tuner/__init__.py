@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tuner.answer.fit import fit
     from tuner.answer.parts import Interval, Point, Recommendation
-    from tuner.answer.result import Result
     from tuner.api import load_result, optimize, plan, replay
     from tuner.callbacks import EnergyLog, log_energy
     from tuner.display.progress import track
     from tuner.online.block import tuning
     from tuner.problem.constraints import Constraints
     from tuner.problem.settings import SearchSettings
+    from tuner.result import Result
     from tuner.search_spaces.cluster import Cluster
     from tuner.search_spaces.configuration import Configuration
     from tuner.search_spaces.errors import InputError
@@ -65,7 +65,7 @@ _NAMES = {
     "tuner.problem.constraints": ("Constraints",),
     "tuner.problem.settings": ("SearchSettings",),
     "tuner.answer.parts": ("Interval", "Point", "Recommendation"),
-    "tuner.answer.result": ("Result",),
+    "tuner.result": ("Result",),
     "tuner.search_spaces.cluster": ("Cluster",),
     "tuner.search_spaces.configuration": ("Configuration",),
     "tuner.search_spaces.knob_declarations": ("Knob",),

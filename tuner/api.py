@@ -31,8 +31,9 @@ from tuner.workload.scripts.command import Script
 if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
 
-    from tuner.answer.result import Result
+    from tuner.answer.answer import Answer
     from tuner.problem.problem import Problem
+    from tuner.result import Result
     from tuner.search.planner import ProbePlanner
     from tuner.study.callbacks import Show
     from tuner.study.csv_import import CsvOptions
@@ -152,7 +153,7 @@ def search_for(
             show=_show(run, report),
             notify=notify,
         )
-        return session.run()
+        return _with_views(session.run())
 
 
 def dry_run(request: StudyRequest, on_progress: Notify | None = None) -> DryRun:
@@ -215,7 +216,7 @@ def plan_for(
     from tuner.study.plan_run import run_plan
 
     with _receiver(progress, on_progress) as notify:
-        return run_plan(request, lambda run: _show(run, report), notify)
+        return _with_views(run_plan(request, lambda run: _show(run, report), notify))
 
 
 def replay(
@@ -277,7 +278,7 @@ def replay(
             show=_show(run, report),
             notify=notify,
         )
-        return session.run()
+        return _with_views(session.run())
 
 
 def _in_recorded_order(
@@ -298,7 +299,7 @@ def load_result(run: str | Path | None = None, *, runs_dir: str | Path = "runs")
     """
     from tuner.study.load import result_of
 
-    return result_of(find_run(run, runs_dir))
+    return _with_views(result_of(find_run(run, runs_dir)))
 
 
 def front_of_csv(
@@ -319,7 +320,13 @@ def front_of_csv(
     from tuner.study.load import result_of
 
     run, read = import_runs(paths, options, baseline, name, runs_dir)
-    return write_answer(run, result_of(run), run.records()), read
+    return _with_views(write_answer(run, result_of(run), run.records())), read
+
+
+def _with_views(answer: Answer) -> Result:
+    from tuner.result import Result
+
+    return Result.of(answer)
 
 
 def _show(run: RunFolder, report: bool) -> Show | None:

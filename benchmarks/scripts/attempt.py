@@ -15,9 +15,9 @@ from typing import Any
 
 from benchmarks.scripts.alone import Alone, end_group, start_alone
 from benchmarks.scripts.programs import Program, environment_of, prepare
-from tuner.answer.result import Result
 from tuner.api import load_result
 from tuner.problem.run_folder import RunFolder
+from tuner.result import Result
 from tuner.workload.records.trace import read_trace
 
 NOTHING = "nothing can be turned"

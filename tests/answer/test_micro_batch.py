@@ -8,8 +8,8 @@ import pytest
 
 from tests.support.results import NVML, failed, point, result_of
 from tuner.answer.micro_batch import doublings
-from tuner.answer.result import Result
 from tuner.display.text import answer_lines
+from tuner.result import Result
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import load_job

@@ -10,9 +10,9 @@ import pytest
 
 import tuner
 from tests.support.studies import LONG_JOB
-from tuner.answer.result import Result
 from tuner.cli.main import main
 from tuner.display.text import answer_lines, summary_lines
+from tuner.result import Result
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.job import TrainingJob
 from tuner.workload.records.trace import read_trace

@@ -15,12 +15,12 @@ from tuner.answer.choice import front_of
 from tuner.answer.judge import Judge
 from tuner.answer.parts import Evidence, Point, ResolvedRequest, SearchCost, Verification
 from tuner.answer.recommendation import EVEN
-from tuner.answer.result import Result
 from tuner.display.advice import details, evidence_sentence
 from tuner.display.text import summary_lines
 from tuner.formatting import probability, settings_text
 from tuner.problem.constraints import Constraints
 from tuner.problem.stop_reason import NoVerdict, StopReason
+from tuner.result import Result
 from tuner.search_spaces.configuration import Configuration
 from tuner.workload.records.probe import MeterInfo
 

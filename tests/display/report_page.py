@@ -10,8 +10,8 @@ from html import unescape
 from pathlib import Path
 
 from tests.support.browser import dump_dom
-from tuner.answer.result import Result
 from tuner.display.report import write_report
+from tuner.result import Result
 
 _ASK = """
 <script>

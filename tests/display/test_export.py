@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from tests.support.results import large_result, small_result
-from tuner.answer.result import Result
 from tuner.cli.main import main
 from tuner.display.export import rows, write_csv
 from tuner.formatting import settings_text
+from tuner.result import Result
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError
 

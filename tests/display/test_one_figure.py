@@ -13,13 +13,13 @@ from tests.answer.test_judge import judge_of
 from tests.answer.test_posterior import launch
 from tests.answer.test_recommendation import result_of
 from tests.support.results import large_result
-from tuner.answer.result import Result
 from tuner.display.notebook import result_html
 from tuner.display.report import render_report
 from tuner.display.text import answer_lines, choice_lines, summary_lines
 from tuner.display.view import View
 from tuner.formatting import change
 from tuner.problem.constraints import Constraints
+from tuner.result import Result
 
 
 def searched_study() -> Result:

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 import tuner
-from tuner.answer.result import Result
 from tuner.display.plan_text import large_lines, plan_lines
 from tuner.models.analytic.failures import interruptions
+from tuner.result import Result
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.errors import InputError
 

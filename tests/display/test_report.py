@@ -30,7 +30,6 @@ from tests.support.results import (
     small_result,
 )
 from tuner.answer.parts import Choice, ResolvedRequest
-from tuner.answer.result import Result
 from tuner.display.figures.style import DARK, dark_palette
 from tuner.display.html.environment import environment, in_script
 from tuner.display.notebook import result_html
@@ -43,6 +42,7 @@ from tuner.display.plots import (
 from tuner.display.report import render_report, write_report
 from tuner.display.view import View
 from tuner.problem.constraints import Constraints
+from tuner.result import Result
 from tuner.search_spaces.configuration import Configuration
 
 

@@ -22,9 +22,9 @@ from tests.support.results import (
     small_result,
 )
 from tuner.answer.parts import Explanation, KnobEffect
-from tuner.answer.result import Result
 from tuner.display.plots import front_figure
 from tuner.display.report import write_report
+from tuner.result import Result
 from tuner.search_spaces.configuration import Configuration
 from tuner.workload.records.probe import ProbeRecord
 

@@ -17,11 +17,11 @@ from tests.support.browser import dump_dom
 from tests.support.results import NVML, large_result, point, result_of, small_result
 from tuner.answer.choice_grid import choice_grid
 from tuner.answer.parts import ResolvedRequest
-from tuner.answer.result import Result
 from tuner.display.html.answer import limit_values
 from tuner.display.report import render_report, write_report
 from tuner.display.view import View
 from tuner.problem.constraints import Constraints
+from tuner.result import Result
 from tuner.search_spaces.configuration import Configuration
 
 # Moves the sliders, and notes what is chosen and what the front's figure shows.

@@ -26,6 +26,7 @@ from typing import Any
 from unittest import mock
 
 from tuner.cli.main import main
+from tuner.display.notebook import result_html
 from tuner.study import load
 
 __all__ = ["NAMES", "OUTPUTS", "outputs", "prepared"]
@@ -179,5 +180,5 @@ def outputs(name: str, work: Path) -> str:
         for command in BOTH:
             said += [_said(command, name, work, as_json=flag) for flag in (False, True)]
         said += [_said(command, name, work, as_json=False) for command in TEXT]
-        said.append(f"$ notebook\n{words_of(result._repr_html_())}")
+        said.append(f"$ notebook\n{words_of(result_html(result))}")
     return _without_machine("\n\n".join(said) + "\n", work)

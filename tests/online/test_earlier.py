@@ -13,7 +13,6 @@ import pytest
 from tests.golden import prepared
 from tests.online.test_agent import Devices, live_tuning, train
 from tuner.answer.parts import Interval
-from tuner.answer.result import Result
 from tuner.online.earlier_measurements import (
     FILE,
     EarlierMeasurements,
@@ -28,6 +27,7 @@ from tuner.online.response import StudiedSetting
 from tuner.online.settings import clock_settings
 from tuner.online.windows import Window
 from tuner.problem.run_folder import RunFolder
+from tuner.result import Result
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError
 from tuner.study.load import result_of

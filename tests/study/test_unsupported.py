@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from tests.support.studies import LONG_JOB, ModelRunner, run_optimize
-from tuner.answer.result import Result
 from tuner.executors.local import SimulatedExecutor
 from tuner.problem.run_folder import RunFolder
+from tuner.result import Result
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.space import SearchSpace
 from tuner.study.load import result_of

@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from tuner.answer.parts import Attainment, Choice, Interval, Point, ResolvedRequest, SearchCost
-from tuner.answer.result import Result
 from tuner.models.surrogate import LeaveOneOut
 from tuner.problem.constraints import Constraints
 from tuner.problem.stop_reason import StopReason
+from tuner.result import Result
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.workload.records.power_sample import PowerSample
 from tuner.workload.records.probe import Failure, Measurement, MeterInfo, ProbeRecord, ProbeRequest

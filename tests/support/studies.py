@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import tuner
-from tuner.answer.result import Result
 from tuner.executors.local import SimulatedExecutor
 from tuner.models.analytic.model import AnalyticModel
 from tuner.problem import from_job
@@ -18,6 +17,7 @@ from tuner.problem.constraints import Constraints
 from tuner.problem.job_request import JobRequest
 from tuner.problem.problem import Problem
 from tuner.problem.settings import SearchSettings
+from tuner.result import Result
 from tuner.search_spaces.cluster import Cluster, load_cluster
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.job import load_job

@@ -6,9 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from tuner.answer.another_choice import choose
+from tuner.answer.answer import Answer
 from tuner.answer.choice import best_of, figures_of, front_of
 from tuner.answer.parts import Point
-from tuner.answer.result import Result
 from tuner.formatting import Units
 from tuner.problem.constraints import Constraints
 
@@ -34,7 +35,7 @@ class ChoiceGrid:
     cells: tuple[tuple[tuple[int, bool], ...], ...]
 
 
-def choice_grid(result: Result, units: Units) -> ChoiceGrid | None:
+def choice_grid(result: Answer, units: Units) -> ChoiceGrid | None:
     """Return the choices on a grid whose values have three digits in these units.
 
     None if there is only one point to choose, or the length of the training is unknown.
@@ -52,7 +53,7 @@ def choice_grid(result: Result, units: Units) -> ChoiceGrid | None:
 
     def cell(deadline_s: float | None, budget_kJ: float | None) -> tuple[int, bool]:
         if deadline_s is None and budget_kJ is None:
-            point, met = result.choose().point, True
+            point, met = choose(result, Constraints()).point, True
         else:
             limits = Constraints(deadline_s=deadline_s, budget_kJ=budget_kJ)
             best = best_of(judge.candidates, limits, result.baseline, judge.chance, figures)

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from tuner.answer.answer import Answer
 from tuner.answer.parts import Explanation, KnobEffect, Point, RelativeChange
-from tuner.answer.result import Result
 from tuner.formatting import ordered_knobs
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.knobs import KNOBS, Value
@@ -26,7 +26,7 @@ DRAWS = 1000
 MOST_NEIGHBOURS = 150
 
 
-def _neighbours(result: Result, point: Point) -> list[tuple[str, Value | None, Configuration]]:
+def _neighbours(result: Answer, point: Point) -> list[tuple[str, Value | None, Configuration]]:
     job, cluster = result.job, result.cluster
     mine, measured = point.configuration, {p.configuration for p in result.points}
     found = []
@@ -43,7 +43,7 @@ def _neighbours(result: Result, point: Point) -> list[tuple[str, Value | None, C
     return found[:MOST_NEIGHBOURS]
 
 
-def _effects(result: Result, point: Point) -> tuple[KnobEffect, ...]:
+def _effects(result: Answer, point: Point) -> tuple[KnobEffect, ...]:
     if sum(map(len, result.windows.values())) < 3 or (surrogates := result.surrogates) is None:
         return ()
     neighbours = _neighbours(result, point)
@@ -79,7 +79,7 @@ def _effects(result: Result, point: Point) -> tuple[KnobEffect, ...]:
     )
 
 
-def _where(result: Result, point: Point) -> dict[str, Mapping[str, float]]:
+def _where(result: Answer, point: Point) -> dict[str, Mapping[str, float]]:
     from tuner.models.analytic.model import AnalyticModel
     from tuner.problem.problem import steps_a_job_step
 
@@ -103,7 +103,7 @@ def _where(result: Result, point: Point) -> dict[str, Mapping[str, float]]:
     }
 
 
-def explain(result: Result, point: str | Configuration = "best") -> Explanation:
+def explain(result: Answer, point: str | Configuration = "best") -> Explanation:
     """Explain a point of a result."""
     chosen, where, why = result.point(point), dict[str, Any](), ""
     if result.job is None or result.cluster is None:

@@ -311,11 +311,6 @@ class AnotherChoice:
         data = {name: as_json(value) for name, value in vars(self).items()}
         return known_figures(data, energy=self.point.meter.has_energy)
 
-    def __str__(self) -> str:
-        from tuner.display.text import choice_lines
-
-        return "\n".join(choice_lines(self))
-
 
 class RelativeChange(NamedTuple):
     """Relative change with its 90 % interval; -0.1 is 10 % less."""
@@ -380,11 +375,6 @@ class Explanation:
         knobs = [{**as_json(effect), "sentence": effect.sentence} for effect in self.knobs]
         data = {**{name: as_json(value) for name, value in vars(self).items()}, "knobs": knobs}
         return known_figures(data, energy=self.point.meter.has_energy)
-
-    def __str__(self) -> str:
-        from tuner.display.text import explanation_lines
-
-        return "\n".join(explanation_lines(self))
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from tuner.answer.answer import Answer
 from tuner.answer.choice import front_of
 from tuner.answer.correction import Correction
 from tuner.answer.evaluate import Evaluation, evaluate
@@ -31,7 +32,6 @@ from tuner.answer.parts import (
     SearchCost,
     SizeOfPlan,
 )
-from tuner.answer.result import Result
 from tuner.models.analytic.constants import Constants
 from tuner.models.analytic.failures import require_end
 from tuner.models.analytic.model import AnalyticModel
@@ -304,7 +304,7 @@ def _with_baseline(
     return added, len(found.configurations)
 
 
-def plan_result(spec: StudySpec, table: PlanTable) -> Result:
+def plan_result(spec: StudySpec, table: PlanTable) -> Answer:
     """Return the result of a plan under the constraints of its specification."""
     problem, cluster = spec.problem, spec.problem.cluster
     assert cluster is not None
@@ -334,7 +334,7 @@ def plan_result(spec: StudySpec, table: PlanTable) -> Result:
     ratios = {r.configuration: (r.time_ratio_sd, r.energy_ratio_sd) for r in table.rows}
     judge = Judge(points, baseline, constraints, problem.steps, ratio_sd=ratios)
     best, choice = judge.choose()
-    return Result(
+    return Answer(
         name=spec.name,
         run_dir=spec.run_dir,
         front_points=front_of(points),

@@ -1,6 +1,6 @@
 """Recommendation of a study: train with its choice, or keep the baseline, and how sure that is.
 
-The choice (`Result.best`) is the configuration that is best by the posterior under the constraints.
+The choice (`Answer.best`) is the configuration that is best by the posterior under the constraints.
 It is recommended once it is better than the baseline with a probability of `judge.SURE`. If it is
 not, but another measured configuration is, that one is recommended and the choice is named as
 promising. If the choice probably meets the limits and the baseline misses them, the choice is
@@ -10,22 +10,14 @@ recommended in any case.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
-from tuner.answer.choice import BOTH, LIKELY, SAME, figures_of, ratios_to
+from tuner.answer.choice import BOTH, LIKELY, SAME, ratios_to
 from tuner.answer.judge import SURE, Judge
-from tuner.answer.parts import AnotherChoice, Evidence, Point, Recommendation
-from tuner.answer.result import Result
-from tuner.problem.constraints import Constraints
-from tuner.problem.stop_reason import LIMITS
-from tuner.search_spaces.errors import InputError
+from tuner.answer.parts import Choice, Evidence, Point, Recommendation, SearchCost
 
-#: Launch settings without which nothing is said about a space; a search of a short training ends by
-#: itself after about so many.
-LEAST_TRIED = 4
 #: Probability to be better below which a candidate is not called promising: "very unlikely" in the
 #: words of Intelligence Community Directive 203 (2015).
 UNLIKELY = 0.2
@@ -90,19 +82,27 @@ def advise(
     return Recommendation("keep", today, evidence_of(judge, best), p_best, promising=promising)
 
 
-def recommend(result: Result) -> Recommendation | None:
-    """Return the recommendation of a study; None if nothing was measured."""
-    best, judge = result.best, result.judged
-    if best is None:
-        return None
-    spent, more = result.spent, dict[str, Any]()
+def recommend(
+    judge: Judge,
+    best: Point,
+    choice: Choice,
+    spent: SearchCost,
+    length: int | None,
+    front: Sequence[Point],
+) -> Recommendation:
+    """Return the recommendation of a study with this choice.
+
+    Args:
+        length: steps of the whole training; None if unknown.
+    """
+    more: dict[str, Any] = {}
     launch_kJ = spent.energy_kJ / spent.probes if spent.probes else None
     share = None
-    if judge.baseline is not None and launch_kJ and result.length:
+    if judge.baseline is not None and launch_kJ and length:
         share = launch_kJ / judge.baseline.energy_to_solution_kJ
-    found = advise(judge, best, met=result.choice.met, launch_share=share)
-    if result.choice.rule == BOTH:
-        trade = more["trade"] = _trade(result, judge, found.point)
+    found = advise(judge, best, met=choice.met, launch_share=share)
+    if choice.rule == BOTH:
+        trade = more["trade"] = _trade(front, judge, found.point)
         more["trade_objective"] = trade and _objective_of(trade, judge)
     if found.promising is not None and found.evidence is not Evidence.PREDICTED:
         more["launch_s"] = spent.time_s / spent.probes if spent.probes else None
@@ -111,7 +111,7 @@ def recommend(result: Result) -> Recommendation | None:
     return replace(found, **more)
 
 
-def _trade(result: Result, judge: Judge, point: Point) -> Point | None:
+def _trade(front: Sequence[Point], judge: Judge, point: Point) -> Point | None:
     # Of the points that trade energy for time, the one with the least product of both; None if that
     # is no less.
 
@@ -122,7 +122,7 @@ def _trade(result: Result, judge: Judge, point: Point) -> Point | None:
         return min(pair) < 1 - SAME and max(pair) > 1 + SAME and pair[0] * pair[1] < 1
 
     return min(
-        filter(is_trade, result.front_points),
+        filter(is_trade, front),
         key=lambda other: math.prod(ratios_to(point, other)),
         default=None,
     )
@@ -134,68 +134,3 @@ def _objective_of(trade: Point, judge: Judge) -> str | None:
         if replace(judge, constraints=constraints).choose()[0] is trade:
             return objective
     return None
-
-
-def too_little_tried(result: Result) -> bool:
-    """Return True if a limit ended the search before any conclusion about its space."""
-    if result.stop is None or result.stop.kind not in LIMITS:
-        return False
-    tried = {point.configuration.launch for point in result.points}
-    every = int(result.about.get("candidates", 0))
-    return len(tried) < LEAST_TRIED and len(result.points) < every
-
-
-def point_name(result: Result, point: Point) -> str:
-    """Return the name of a point for `Result.point`: its number on the front, or its knobs."""
-    front = [each.configuration for each in result.front_points]
-    if point.configuration in front:
-        return str(front.index(point.configuration) + 1)
-    return point.configuration.short
-
-
-def choose(result: Result, constraints: Constraints) -> AnotherChoice:
-    """Choose among the measured points; without constraints, the run's recommendation."""
-    baseline = result.baseline
-    if constraints.given and constraints.need_energy and not result.has_energy:
-        raise InputError(
-            f"run {result.name!r} measured time alone; choose with --minimize time and no limit on "
-            "energy or power"
-        )
-    if constraints.max_slowdown is not None and baseline is None:
-        raise InputError(
-            f"the slowdown is relative to today, which run {result.name!r} did not measure; "
-            "give a deadline instead"
-        )
-    if result.length is None:
-        constraints.require_limits_of_a_step()
-    limits = constraints.relative_to(baseline.time_to_solution_s if baseline else None)
-    own = result.judged
-    judge = own if not constraints.given else replace(own, constraints=limits)
-    best, choice = judge.choose()
-    if best is None:
-        raise InputError(f"run {result.name!r} measured nothing, so there is nothing to choose")
-    if not constraints.given:
-        advised = advise(judge, best, met=choice.met).point
-        if advised.configuration != best.configuration:
-            best, choice = advised, replace(judge.choose([advised])[1], sentence=result.headline)
-    today = baseline is not None and best.configuration == baseline.configuration
-    energy, time = judge.differences(best) or (None, None)
-    return AnotherChoice(
-        result.name,
-        point_name(result, best),
-        best,
-        choice,
-        baseline,
-        evidence_of(judge, best),
-        None if baseline is None or today else judge.p_better(best),
-        energy,
-        time,
-        limits=limits.limits,
-        alone=choice.met and bool(limits.limits) and _alone(judge, best, limits),
-    )
-
-
-def _alone(judge: Judge, best: Point, constraints: Constraints) -> bool:
-    others = [p for p in judge.candidates if p.configuration != best.configuration]
-    worst = constraints.limits.worst_ratio(figures_of(others)) if others else ()
-    return not any(ratio <= 1 for ratio in np.broadcast_to(worst, len(others)))

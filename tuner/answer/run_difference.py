@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+from tuner.answer.answer import Answer
 from tuner.answer.judge import differences_by_intervals
-from tuner.answer.result import Result
 from tuner.answer.significance import Comparison
 from tuner.problem.recording import Recording
 from tuner.search_spaces.errors import InputError
 
 
-def compare_runs(first: Result, second: Result) -> Comparison:
+def compare_runs(first: Answer, second: Answer) -> Comparison:
     """Compare the recommendations of two runs by their intervals.
 
     Raises:
@@ -28,14 +28,14 @@ def compare_runs(first: Result, second: Result) -> Comparison:
     return Comparison(names[0], names[1], time, energy, b.meter)
 
 
-def _job(result: Result) -> str:
+def _job(result: Answer) -> str:
     recording = Recording.of(result.about)
     name = result.job.name if result.job else recording.table if recording else ""
     length = f"{result.length:,} steps" if result.length else "of unknown length"
     return f"{name}, {length}".removeprefix(", ")
 
 
-def _obstacles(first: Result, second: Result) -> list[str]:
+def _obstacles(first: Answer, second: Answer) -> list[str]:
     found = []
     if _job(first) != _job(second):
         found.append(f"they train {_job(first)} and {_job(second)}")

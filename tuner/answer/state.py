@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from tuner.answer.answer import Answer
 from tuner.answer.choice import front_of, never_measured
 from tuner.answer.front_uncertainty import attainment_of, draw, likely_unmeasured, predicted_points
 from tuner.answer.judge import Judge, failed_again
@@ -25,7 +26,6 @@ from tuner.answer.parts import (
     with_probabilities,
 )
 from tuner.answer.posterior import Posterior
-from tuner.answer.result import Result
 from tuner.answer.windows import Windows
 from tuner.models.analytic.model_error import ModelError
 from tuner.models.surrogate import LeaveOneOut
@@ -280,7 +280,7 @@ def _about(state: StudyState, surrogates: Surrogates | None) -> dict[str, Any]:
     return about
 
 
-def build_result(spec: StudySpec, records: Sequence[ProbeRecord]) -> Result:
+def build_result(spec: StudySpec, records: Sequence[ProbeRecord]) -> Answer:
     """Return the result of a study."""
     problem, ended = spec.problem, spec.ended
     state = StudyState(spec, records)
@@ -295,7 +295,7 @@ def build_result(spec: StudySpec, records: Sequence[ProbeRecord]) -> Result:
     if time_s is None:
         time_s = math.fsum(record.wall_s for record in records)
     verifying = [record for record in records if record.request.purpose == "verify"]
-    return Result(
+    return Answer(
         name=spec.name,
         run_dir=spec.run_dir,
         front_points=front_of(points),

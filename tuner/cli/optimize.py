@@ -28,7 +28,7 @@ from tuner.search_spaces.errors import InputError
 from tuner.study.request import StudyRequest
 
 if TYPE_CHECKING:
-    from tuner.answer.result import Result
+    from tuner.result import Result
 
 
 def _optimize(args: argparse.Namespace) -> int:

@@ -179,6 +179,7 @@ def _export(args: argparse.Namespace) -> int:
     from contextlib import nullcontext
 
     from tuner.deploy.bundle import make_bundle, redacted_copy
+    from tuner.display.export import write_csv
     from tuner.problem.run_folder import find_run
     from tuner.study.load import result_of
 
@@ -196,7 +197,7 @@ def _export(args: argparse.Namespace) -> int:
     if args.redact:
         out = out or f"{run.name}-redacted.csv"
     with redacted_copy(run) if args.redact else nullcontext(run) as source:
-        path = result_of(source).to_csv(out)
+        path = write_csv(result_of(source), out)
     data = {"to": args.to, "out": str(path), **({"redacted": True} if args.redact else {})}
     answer(args, data, [f"{args.to}: {path}"])
     return OK

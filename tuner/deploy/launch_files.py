@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from importlib import resources
 from pathlib import Path
 
-from tuner.answer.result import Result
+from tuner.answer.answer import Answer
 from tuner.deploy.ray_train import FILE as RAY_TRAIN
 from tuner.deploy.ray_train import ray_train_json
 from tuner.deploy.script_program import HOOK_FOLDER, Program, program_of
@@ -88,7 +88,7 @@ def clocks_sh(configuration: Configuration, ranks_per_node: int, *, cores: bool 
     )
 
 
-def launch_of(result: Result, point: str | Configuration = "recommended") -> Launch:
+def launch_of(result: Answer, point: str | Configuration = "recommended") -> Launch:
     """Return a configuration of a result with its job and cluster.
 
     Raises:
@@ -107,7 +107,7 @@ def launch_of(result: Result, point: str | Configuration = "recommended") -> Lau
 
 
 def write_launch_files(
-    source: Result | Launch,
+    source: Answer | Launch,
     out_dir: Path | str,
     *,
     script: Sequence[str] = (),
@@ -130,12 +130,12 @@ def write_launch_files(
         InputError: nothing can be started (see `launch_of`), or not at this configuration.
         OSError: a file cannot be written.
     """
-    launch = launch_of(source, point) if isinstance(source, Result) else source
+    launch = launch_of(source, point) if isinstance(source, Answer) else source
     configuration, job, cluster = launch
     _check_live(configuration, job)
     job = job.at(configuration)  # at its own global batch, for the steps it takes there
     launch = configuration, job, cluster
-    expected_s = source.point(point).time_interval_s[1] if isinstance(source, Result) else None
+    expected_s = source.point(point).time_interval_s[1] if isinstance(source, Answer) else None
     if expected_s is not None and not math.isfinite(expected_s):
         expected_s = None  # no time limit that Slurm accepts
     with tempfile.TemporaryDirectory() as elsewhere:  # a job writes files before another refuses

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TextIO
 
-from tuner.answer.result import Result
+from tuner.answer.answer import Answer
 from tuner.deploy.drift import Drift, DriftMonitor, Expectation, RunSummary
 from tuner.deploy.launch_files import launch_of
 from tuner.problem.problem import steps_a_job_step
@@ -159,7 +159,7 @@ class _Training(Probe):
 
 
 def train(
-    result: Result,
+    result: Answer,
     point: str | Configuration = "recommended",
     *,
     program: Sequence[str] = (),
@@ -230,7 +230,7 @@ def _announce_started_programs(
     announce(f"training under {configuration.short}")
 
 
-def _folder_of(result: Result) -> Path:
+def _folder_of(result: Answer) -> Path:
     if result.run_dir is None:
         raise InputError(f"study {result.name!r} keeps no folder, so the job has nowhere to log")
     require_own(result.run_dir)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from tuner.answer.answer import Answer
 from tuner.answer.choice import BOTH
 from tuner.answer.judge import WORTH
 from tuner.answer.parts import Evidence, Point, Recommendation
-from tuner.answer.recommendation import evidence_of, too_little_tried
-from tuner.answer.result import Result
+from tuner.answer.recommendation import evidence_of
 from tuner.answer.significance import Difference
 from tuner.formatting import (
     Units,
@@ -35,7 +35,7 @@ PREDICTION = (
 )
 
 
-def headline(result: Result) -> str:
+def headline(result: Answer) -> str:
     """Return the recommendation and its certainty as a sentence; "" if nothing was measured."""
     advice = result.recommendation
     if advice is None:
@@ -45,12 +45,12 @@ def headline(result: Result) -> str:
     return _keep(result, advice)
 
 
-def _limits(result: Result) -> str:
+def _limits(result: Answer) -> str:
     shown = [*result.points, *([result.best] if result.best else [])]
     return result.limits.phrase(Units.of(shown))
 
 
-def _train(result: Result, advice: Recommendation) -> str:
+def _train(result: Answer, advice: Recommendation) -> str:
     point, baseline = advice.point, result.baseline
     found = "predicted" if advice.evidence is Evidence.PREDICTED else "measured"
     if baseline is None:
@@ -106,13 +106,13 @@ def _shown_figures(
     return [*shown_figures, (time, "time")]
 
 
-def _keep(result: Result, advice: Recommendation) -> str:
+def _keep(result: Answer, advice: Recommendation) -> str:
     count = len({point.configuration for point in result.points}) - 1
     measured = advice.evidence is not Evidence.PREDICTED
     found = "measured" if measured else "predicted"
     if count < 1:
         return f"Keep what you run today: nothing else was {found}."
-    if too_little_tried(result) and advice.promising is None:
+    if result.too_little_tried and advice.promising is None:
         tried = f"{len(result.points)} of {int(result.about.get('candidates', 0)):,}"
         return f"Keep what you run today: only {tried} configurations were tried."
     if advice.promising is not None:
@@ -131,7 +131,7 @@ def _keep(result: Result, advice: Recommendation) -> str:
     return f"Keep what you run today: {_nothing(result)} was found {among}."
 
 
-def _all_may_equal_today(result: Result) -> bool:
+def _all_may_equal_today(result: Answer) -> bool:
     # Each other point may need far less than today, and far more.
     for point in result.points:
         found = result.judged.differences(point)
@@ -141,7 +141,7 @@ def _all_may_equal_today(result: Result) -> bool:
     return True
 
 
-def _nothing(result: Result) -> str:
+def _nothing(result: Answer) -> str:
     assert result.best is not None and result.baseline is not None  # noqa: PT018
     if result.best.configuration != result.baseline.configuration:
         return "no difference worth a change"
@@ -149,7 +149,7 @@ def _nothing(result: Result) -> str:
     return "nothing better in both energy and time" if both else "nothing better"
 
 
-def _expected(result: Result, point: Point, p: float) -> str:
+def _expected(result: Answer, point: Point, p: float) -> str:
     # "mb16 probably saves 10 % energy (80 % sure)". A prediction less probable than that is within
     # the error of the models, and says so.
     name = settings_text(
@@ -169,7 +169,7 @@ def _expected(result: Result, point: Point, p: float) -> str:
     return f"{name} {verb} (probability {probability(p)})"
 
 
-def _saving(result: Result, point: Point) -> str:
+def _saving(result: Answer, point: Point) -> str:
     # " 10 % energy and 9 % time" by which a point is below the baseline.
     found = result.judged.differences(point)
     if found is None:
@@ -190,7 +190,7 @@ def _more_text(advice: Recommendation) -> str:
     return f"{text} would tell"
 
 
-def findings(result: Result) -> list[str]:
+def findings(result: Answer) -> list[str]:
     """Return alternatives to the recommendation: a better candidate, a trade."""
     advice = result.recommendation
     if advice is None or result.baseline is None:
@@ -204,19 +204,19 @@ def findings(result: Result) -> list[str]:
     return lines
 
 
-def prediction_lines(result: Result) -> list[str]:
+def prediction_lines(result: Answer) -> list[str]:
     """Return the sentence of an answer that rests on no measurement; empty for any other."""
     advice = result.recommendation
     predicted = advice is not None and advice.evidence is Evidence.PREDICTED
     return [PREDICTION] if predicted and result.baseline is not None else []
 
 
-def continuation(result: Result) -> str:
+def continuation(result: Answer) -> str:
     """Return a phrase with the command that continues a search worth more launches, or ""."""
     advice = result.recommendation
     if advice is None or result.baseline is None:
         return ""
-    too_little = advice.action == "keep" and too_little_tried(result) and result.spent.probes
+    too_little = advice.action == "keep" and result.too_little_tried and result.spent.probes
     if advice.more is None and not too_little:
         return ""
     again = f"the same command with --name {result.name}"
@@ -225,7 +225,7 @@ def continuation(result: Result) -> str:
     return again
 
 
-def details(result: Result) -> tuple[str, ...]:
+def details(result: Answer) -> tuple[str, ...]:
     """Return additions to the recommendation: a trade, a better candidate, more launches."""
     lines = [*findings(result), *prediction_lines(result)]
     if again := continuation(result):
@@ -235,7 +235,7 @@ def details(result: Result) -> tuple[str, ...]:
     return tuple(lines)
 
 
-def _trade(result: Result, trade: Point) -> str:
+def _trade(result: Answer, trade: Point) -> str:
     # A point that saves one of energy and time for more of the other.
     advice, baseline = result.recommendation, result.baseline
     assert advice is not None and baseline is not None  # noqa: PT018
@@ -253,12 +253,12 @@ def _trade(result: Result, trade: Point) -> str:
     return f"A trade: {name} takes {text} than today{option}."
 
 
-def advice_lines(result: Result) -> list[str]:
+def advice_lines(result: Answer) -> list[str]:
     """Return the recommendation and its unproven parts; nothing if nothing was measured."""
-    return [result.headline, *details(result)] if result.recommendation is not None else []
+    return [headline(result), *details(result)] if result.recommendation is not None else []
 
 
-def evidence_sentence(result: Result) -> str:
+def evidence_sentence(result: Answer) -> str:
     """Return how many launches the recommendation rests on, and why there are no more."""
     advice, baseline = result.recommendation, result.baseline
     if advice is None or baseline is None or advice.evidence is Evidence.PREDICTED:

@@ -20,7 +20,7 @@ from socketserver import ThreadingMixIn
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-from tuner.answer.result import Result
+from tuner.answer.answer import Answer
 from tuner.display.advice import advice_lines
 from tuner.display.columns import ENERGY, TIME
 from tuner.display.guard import Application, guarded
@@ -115,7 +115,7 @@ def serve_until_interrupted(app: Application, host: str, port: int) -> None:
         server.serve_forever()
 
 
-def publish(study: Study, result: Result, records: Sequence[ProbeRecord] = ()) -> None:
+def publish(study: Study, result: Answer, records: Sequence[ProbeRecord] = ()) -> None:
     """Save our figures and the choice where the dashboard shows them, over earlier ones."""
     from tuner.display.plots import TITLES, figures
 
@@ -156,7 +156,7 @@ def _literal(text: str) -> str:
     return html.escape(re.sub(r"([\\`*_\[\]!~|#])", r"\\\1", " ".join(text.split())))
 
 
-def note(result: Result) -> str:
+def note(result: Answer) -> str:
     """Return the choice as Markdown for the study's page; users' words are escaped."""
     view = View(result)
     headline, *details = advice_lines(result) or [result.choice.sentence]

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tuner.answer.answer import Answer
 from tuner.answer.parts import Point
-from tuner.answer.result import Result
 from tuner.display.columns import file_columns
 from tuner.display.view import View
 from tuner.formatting import ordered_knobs, settings_text
@@ -27,7 +27,7 @@ def _cell(value: Any) -> Any:
     return ",".join(map(str, value)) if isinstance(value, tuple) else value
 
 
-def rows(result: Result, points: Sequence[Point] | None = None) -> list[dict[str, Any]]:
+def rows(result: Answer, points: Sequence[Point] | None = None) -> list[dict[str, Any]]:
     """Return a flat dict for each point, fastest first: its knobs, then the columns of a file.
 
     All have the same keys; a knob that a point leaves alone is None, and one value a stage is
@@ -48,7 +48,7 @@ def rows(result: Result, points: Sequence[Point] | None = None) -> list[dict[str
     ]
 
 
-def frame(result: Result, points: Sequence[Point] | None = None) -> pandas.DataFrame:
+def frame(result: Answer, points: Sequence[Point] | None = None) -> pandas.DataFrame:
     """Return `rows` as a pandas DataFrame; InputError if pandas is not installed."""
     try:
         import pandas
@@ -59,7 +59,7 @@ def frame(result: Result, points: Sequence[Point] | None = None) -> pandas.DataF
     return pandas.DataFrame(rows(result, points))
 
 
-def front_frame(result: Result) -> pandas.DataFrame:
+def front_frame(result: Answer) -> pandas.DataFrame:
     """Return the front as a pandas DataFrame of time, energy, power and settings.
 
     It has few columns, so that pandas shows all of them in 80 columns; `frame` has the rest.
@@ -86,7 +86,7 @@ def csv_cell(value: Any) -> Any:
     return f"'{value}"
 
 
-def write_csv(result: Result, out: str | Path | None = None) -> Path:
+def write_csv(result: Answer, out: str | Path | None = None) -> Path:
     """Write the points as CSV and return the path: by default in the run's folder, or here.
 
     Raises:

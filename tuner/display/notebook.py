@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tuner.answer.result import Result
+from tuner.answer.answer import Answer
 from tuner.display.advice import advice_lines, evidence_sentence
 from tuner.display.columns import NOTEBOOK, energy_columns
 from tuner.display.html.environment import render
@@ -13,7 +13,7 @@ from tuner.formatting import common_mark, label, value_text
 _MOST_ROWS = 25
 
 
-def result_html(result: Result) -> str:
+def result_html(result: Answer) -> str:
     """Return the result as HTML in the notebook's own look."""
     view = View(result)
     points = result.front_points[:_MOST_ROWS]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from tuner.answer.answer import Answer
 from tuner.answer.fit import SURE, Change, Fit, Headroom
 from tuner.answer.parts import PlanFacts
 from tuner.answer.predict import Forecast
-from tuner.answer.result import Result
 from tuner.display.view import figure_texts
 from tuner.formatting import (
     Units,
@@ -38,7 +38,7 @@ FAR_DOUBLINGS = 4
 ASSUMED = "What [program] of the job's file does not state is assumed as in the built-in program."
 
 
-def plan_lines(result: Result) -> list[str]:
+def plan_lines(result: Answer) -> list[str]:
     """Return the lines of a plan's answer; empty for a study."""
     if result.plan is None:
         return []
@@ -51,7 +51,7 @@ def plan_lines(result: Result) -> list[str]:
     ]
 
 
-def large_lines(result: Result) -> list[str]:
+def large_lines(result: Answer) -> list[str]:
     """Return lines on the cost of failures and on effects of many nodes that the models ignore."""
     cluster, plan = result.cluster, result.plan
     if cluster is None or plan is None:
@@ -105,7 +105,7 @@ def _counted(plan: PlanFacts) -> str:
     return f"Predicted, not measured: {plan.configurations:,} configurations in {took}{out}."
 
 
-def size_lines(result: Result) -> list[str]:
+def size_lines(result: Answer) -> list[str]:
     """Return the answer by number of GPUs as a table; empty if one cluster was planned for."""
     plan = result.plan
     if plan is None or not plan.sizes:
@@ -126,7 +126,7 @@ def size_lines(result: Result) -> list[str]:
     return lines
 
 
-def probe_lines(result: Result) -> list[str]:
+def probe_lines(result: Answer) -> list[str]:
     """Return the probes that would teach most before the plan is trusted; empty for a study."""
     plan = result.plan
     if plan is None or not plan.probes:

@@ -13,8 +13,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from tuner.answer.answer import Answer
 from tuner.answer.parts import Point
-from tuner.answer.result import Result
 from tuner.display.figures.front import front_figure
 from tuner.display.figures.power import Timeline, shown_timelines, timeline_figure
 from tuner.display.figures.style import (
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 _AXIS_NAMES = {"clock_MHz": "SM clock (MHz)", "power_limit_W": "Power limit (W)"}
 
 
-def hypervolume_figure(result: Result) -> go.Figure | None:
+def hypervolume_figure(result: Answer) -> go.Figure | None:
     """Draw the front's hypervolume, relative to its last value, over the joules of the probes."""
     pairs = [(e, v) for e, v in result.progress if math.isfinite(e) and math.isfinite(v)]
     if len(pairs) < 2 or max(v for _, v in pairs) <= 0:
@@ -81,7 +81,7 @@ def hypervolume_figure(result: Result) -> go.Figure | None:
     return figure
 
 
-def _live_curves(result: Result, knob: str) -> list[list[Point]]:
+def _live_curves(result: Answer, knob: str) -> list[list[Point]]:
     # Points that differ in the knob alone, by its value, where two values were visited.
     curves: dict[tuple[Settings, Settings], list[Point]] = {}
     for point in result.points:
@@ -93,7 +93,7 @@ def _live_curves(result: Result, knob: str) -> list[list[Point]]:
     return [sorted(points, key=lambda p: p.configuration.live[knob]) for points in several]
 
 
-def live_figure(result: Result, most: int = 6) -> go.Figure | None:
+def live_figure(result: Answer, most: int = 6) -> go.Figure | None:
     """Energy against the live knob that varied (the clock first), one curve a launch setting.
 
     Only the `most` curves with the least energy are drawn, and none that stays above twice the
@@ -139,7 +139,7 @@ def live_figure(result: Result, most: int = 6) -> go.Figure | None:
     return figure
 
 
-def explained(result: Result) -> Explanation | None:
+def explained(result: Answer) -> Explanation | None:
     """Return why the choice is as it is; None without a choice."""
     if result.best is None:
         return None
@@ -194,7 +194,7 @@ TITLES = {
 
 
 def figures(
-    result: Result,
+    result: Answer,
     records: Sequence[ProbeRecord] = (),
     *,
     explanation: Explanation | None = None,
@@ -214,7 +214,7 @@ def figures(
     return {name: figure for name, figure in drawn.items() if figure is not None}
 
 
-def plot(result: Result, kind: str = "front") -> go.Figure:
+def plot(result: Answer, kind: str = "front") -> go.Figure:
     """Return one figure of a result by name (`Result.plot`)."""
     trace = result.run_dir / "trace" / "probes.jsonl" if result.run_dir else None
     records = read_trace(trace).records if trace is not None and trace.is_file() else ()

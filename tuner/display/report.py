@@ -14,8 +14,8 @@ from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
+from tuner.answer.answer import Answer
 from tuner.answer.parts import Explanation
-from tuner.answer.result import Result
 from tuner.display import plots
 from tuner.display.figures.power import shown_timelines
 from tuner.display.figures.style import dark_palette
@@ -27,7 +27,7 @@ from tuner.search_spaces.safe_files import write_text
 from tuner.workload.records.probe import ProbeRecord
 
 
-def write_report(result: Result, path: Path, *, records: Sequence[ProbeRecord] = ()) -> Path:
+def write_report(result: Answer, path: Path, *, records: Sequence[ProbeRecord] = ()) -> Path:
     """Write the report of `result` to `path` (its folder is made) and return the path.
 
     Args:
@@ -57,7 +57,7 @@ def _bought(explanation: Explanation | None) -> Explanation | None:
     return replace(explanation, knobs=effects or explanation.knobs)
 
 
-def render_report(result: Result, *, records: Sequence[ProbeRecord] = ()) -> str:
+def render_report(result: Answer, *, records: Sequence[ProbeRecord] = ()) -> str:
     """Return the whole page as text."""
     view = View(result)
     explanation = plots.explained(result)

@@ -10,15 +10,16 @@ import math
 import shlex
 from collections.abc import Iterable, Sequence
 
+from tuner.answer.another_choice import choose
+from tuner.answer.answer import Answer
 from tuner.answer.judge import WORTH
 from tuner.answer.parts import AnotherChoice, Evidence, Explanation, Point
-from tuner.answer.recommendation import point_name
-from tuner.answer.result import Result
 from tuner.display.advice import (
     advice_lines,
     continuation,
     evidence_sentence,
     findings,
+    headline,
     prediction_lines,
 )
 from tuner.display.columns import TEXT, WITH_INTERVAL, Text, energy_columns
@@ -130,7 +131,7 @@ def plot_lines(view: View) -> list[str]:
     return [*lines, f"{indent}energy{view.estimated} over time to solution, log axes", key]
 
 
-def summary_lines(result: Result) -> list[str]:
+def summary_lines(result: Answer) -> list[str]:
     """Return the summary that `tuner show` prints."""
     view = View(result)
     names = varying_knobs(point.configuration for point in result.points)
@@ -177,7 +178,7 @@ def summary_lines(result: Result) -> list[str]:
     return lines
 
 
-def _same_in_all(result: Result, varying: Sequence[str]) -> str:
+def _same_in_all(result: Answer, varying: Sequence[str]) -> str:
     # The knobs in which no measured point differs; "" if the table shows all knobs.
     if not varying:
         return ""
@@ -254,13 +255,13 @@ def explanation_lines(explanation: Explanation) -> list[str]:
     return [*lines, *([""] if explanation.notes else []), *explanation.notes]
 
 
-def menu(result: Result) -> list[tuple[str, Point]]:
+def menu(result: Answer) -> list[tuple[str, Point]]:
     """Return the fastest point, the knee and the least energy, each point once with its names."""
     if not View(result).has_energy:
-        return [("fastest", result.choose(Constraints(objective="time")).point)]
+        return [("fastest", choose(result, Constraints(objective="time")).point)]
     fastest = min(result.points, key=lambda p: (p.time_to_solution_s, p.energy_to_solution_kJ))
     knee, least = (
-        result.choose(Constraints(objective=objective)).point for objective in ("knee", "energy")
+        choose(result, Constraints(objective=objective)).point for objective in ("knee", "energy")
     )
     named: dict[Configuration, tuple[list[str], Point]] = {}
     for name, point in (("fastest", fastest), ("knee", knee), ("least energy", least)):
@@ -268,7 +269,7 @@ def menu(result: Result) -> list[tuple[str, Point]]:
     return [(", ".join(names), point) for names, point in named.values()]
 
 
-def answer_lines(result: Result) -> list[str]:
+def answer_lines(result: Answer) -> list[str]:
     """Return the answer that `tuner optimize` and `tuner replay` end with."""
     view = View(result)
     if not result.points:
@@ -292,17 +293,17 @@ def answer_lines(result: Result) -> list[str]:
     return [*lines, *_stopped(result), *_next(result)]
 
 
-def _advice(result: Result) -> list[str]:
+def _advice(result: Answer) -> list[str]:
     # A plan says below that it is predicted, and the next step how the search is continued.
     if result.recommendation is None:
         return []
-    lines = [result.headline, *findings(result)]
+    lines = [headline(result), *findings(result)]
     if result.plan is None:
         lines += prediction_lines(result)
     return lines
 
 
-def _stopped(result: Result) -> list[str]:
+def _stopped(result: Answer) -> list[str]:
     # That more launches would tell is said already: a limit would be a second reason to continue.
     stop, advice = result.stop, result.recommendation
     is_inconclusive = advice is not None and advice.more is not None
@@ -330,7 +331,7 @@ def _menu_lines(view: View) -> list[str]:
             name = "today"
         else:
             name = "recommended" if chosen else _short_role(words)
-            label = point_name(result, point)
+            label = result.name_of(point)
             if in_menu is not None and label.isdigit() and not chosen:
                 settings += f" #{label}"
         times, energies, _ = figure_texts(point, view.units)
@@ -360,7 +361,7 @@ _GROUPED = {
 }
 
 
-def _sharding_lines(result: Result) -> list[str]:
+def _sharding_lines(result: Answer) -> list[str]:
     # Said where a job spans nodes and what is recommended keeps its gathers within them.
     cluster, recommended = result.cluster, result.recommended
     if recommended is None or cluster is None:
@@ -399,7 +400,7 @@ def _short_role(words: str) -> str:
     return "best in both" if len(names) > 1 else "".join(names) or "knee"
 
 
-def _failures(result: Result) -> list[str]:
+def _failures(result: Answer) -> list[str]:
     failed = failures_of(result)
     if not failed:
         return []
@@ -409,7 +410,7 @@ def _failures(result: Result) -> list[str]:
     return [f"Failed: {first.request.probe_id}: {first.failure.sentence}{others}"]
 
 
-def _next(result: Result) -> list[str]:
+def _next(result: Answer) -> list[str]:
     advice, again = result.recommendation, continuation(result)
     if advice is not None and advice.action == "train" and result.job is not None:
         then = f"tuner apply {result.name}"

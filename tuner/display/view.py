@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from tuner.answer.answer import Answer
 from tuner.answer.parts import Point, Recommendation
-from tuner.answer.result import Result
 from tuner.formatting import (
     Units,
     change,
@@ -43,7 +43,7 @@ def figure_texts(point: Point, units: Units) -> tuple[str, str, str]:
     )
 
 
-def failures_of(result: Result) -> list[ProbeRecord]:
+def failures_of(result: Answer) -> list[ProbeRecord]:
     """Return the probes that failed, without those that the user cancelled and first baselines."""
     return [
         record
@@ -57,7 +57,7 @@ def failures_of(result: Result) -> list[ProbeRecord]:
 class View:
     """Result with the values that its renderings share."""
 
-    result: Result
+    result: Answer
 
     @cached_property
     def points(self) -> Sequence[Point]:

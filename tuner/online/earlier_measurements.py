@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from tuner.answer.result import Result
+from tuner.answer.answer import Answer
 from tuner.online.response import StudiedSetting
 from tuner.online.settings import mean_value
 from tuner.online.windows import Window
@@ -94,7 +94,7 @@ def _same(one: Settings, other: Settings, first: Settings, top_MHz: float) -> bo
     return a == b and apart <= SAME_CLOCK_MHZ
 
 
-def of_study(result: Result, point: str) -> EarlierMeasurements:
+def of_study(result: Answer, point: str) -> EarlierMeasurements:
     """Return a study's measurements of a point's launch at each of its live settings; InputError if
     there are none.
     """

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Literal
 from tuner.workload.records.probe import MeterInfo, ProbeRecord, ProbeRequest
 
 if TYPE_CHECKING:
+    from tuner.answer.answer import Answer
     from tuner.answer.parts import Point
-    from tuner.answer.result import Result
 
 
 @dataclass(frozen=True)
@@ -48,4 +48,4 @@ class Progress:
 
 Notify = Callable[[Progress], None]
 #: Receiver of a result and its records, which returns the result with what it adds, such as files.
-Show = Callable[["Result", Sequence[ProbeRecord]], "Result"]
+Show = Callable[["Answer", Sequence[ProbeRecord]], "Answer"]

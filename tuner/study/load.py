@@ -10,8 +10,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tuner.answer.answer import Answer
 from tuner.answer.plan import PLAN_FILE, plan_result, read_plan
-from tuner.answer.result import Result
 from tuner.answer.state import build_result
 from tuner.problem.constraints import Constraints
 from tuner.problem.from_job import problem_of_job
@@ -47,7 +47,7 @@ _WHERE = "study.toml"
 MOST_ENUMERATED = 20_000
 
 
-def result_of(folder: RunFolder) -> Result:
+def result_of(folder: RunFolder) -> Answer:
     """Return the result of an existing run, from its folder alone."""
     if (folder.path / PLAN_FILE).exists():
         result = plan_result(load_spec(folder, ()), read_plan(folder.path))
@@ -172,7 +172,7 @@ def _stop_reason(section: Any) -> StopReason:
     return reason
 
 
-def study_result(spec: StudySpec, records: Sequence[ProbeRecord]) -> Result:
+def study_result(spec: StudySpec, records: Sequence[ProbeRecord]) -> Answer:
     """Return the result of a study, from everything that its probes measured."""
     records = [in_job_steps(record, spec.problem.job) for record in records]
     spec = replace(spec, problem=without_unsupported(spec.problem, records))

@@ -7,10 +7,10 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
+from tuner.answer.answer import Answer
 from tuner.answer.correction import Correction, correction
 from tuner.answer.plan import plan_result, plan_table, write_plan
 from tuner.answer.predict import charged, measured_windows
-from tuner.answer.result import Result
 from tuner.problem.from_job import Question, cluster_to_predict, question_of
 from tuner.problem.knob_report import CHANGES, not_predicted, not_searched
 from tuner.problem.problem import Problem, in_job_steps
@@ -28,7 +28,7 @@ from tuner.study.request import PlanRequest
 
 def run_plan(
     request: PlanRequest, show: Callable[[RunFolder], Show | None], notify: Notify
-) -> Result:
+) -> Answer:
     """Make a plan, keep it in a run folder and return its result."""
     corrects, gpus = None, request.gpus
     if request.run is not None:
@@ -115,7 +115,7 @@ def _of_run(request: PlanRequest, probed: str | Path) -> tuple[PlanRequest, Corr
     return question, correction(problem.job, cluster, windows.as_delivered, windows.logs, launches)
 
 
-def probes_of_plan(plan: Result, problem: Problem) -> tuple[tuple[Configuration, ...], Problem]:
+def probes_of_plan(plan: Answer, problem: Problem) -> tuple[tuple[Configuration, ...], Problem]:
     """Return the probes of a plan that a problem has, without its baseline, which comes first."""
     if plan.plan is None:
         raise InputError(f"the run {plan.name!r} is a study, not a plan; tuner plan makes one")

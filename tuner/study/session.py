@@ -18,10 +18,10 @@ from typing import Any
 from optuna.storages import BaseStorage
 from threadpoolctl import threadpool_limits
 
+from tuner.answer.answer import Answer
 from tuner.answer.configuration_names import first_tries
 from tuner.answer.micro_batch import doublings, is_searched
 from tuner.answer.parts import Point
-from tuner.answer.result import Result
 from tuner.executors.base import Executor
 from tuner.formatting import varying_knobs
 from tuner.problem.constraints import Constraints
@@ -117,7 +117,7 @@ class Session:
         )
         self._changes = _changes(self._spec.to_toml(), before) if before else ()
 
-    def run(self) -> Result:
+    def run(self) -> Answer:
         """Search, verify and answer.
 
         Raises:
@@ -235,7 +235,7 @@ class Session:
             if not failing:
                 raise
 
-    def _answer(self) -> Result:
+    def _answer(self) -> Answer:
         records = read_trace(self._run.trace).records
         result = study_result(self._spec, records)
         return result if self._show is None else self._show(result, records)

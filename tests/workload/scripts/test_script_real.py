@@ -15,8 +15,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from tuner.answer.result import Result
 from tuner.deploy.launch_files import write_launch_files
+from tuner.result import Result
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.workload.node.machine import detect_cluster

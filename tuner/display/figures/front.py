@@ -7,8 +7,8 @@ import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from tuner.answer.answer import Answer
 from tuner.answer.parts import Attainment, Point
-from tuner.answer.result import Result
 from tuner.display.figures.style import (
     BLUE,
     FAINT,
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _NARROW = 36
 
 
-def front_figure(result: Result) -> go.Figure | None:
+def front_figure(result: Answer) -> go.Figure | None:
     """Return energy against time: today, the recommendation, the front and the limits.
 
     Dominated and predicted points and the band in which the true front lies are in the legend
@@ -84,7 +84,7 @@ def front_figure(result: Result) -> go.Figure | None:
 
 
 def _axes(
-    result: Result, units: Units, shown: Sequence[Point], inside: Sequence[Point]
+    result: Answer, units: Units, shown: Sequence[Point], inside: Sequence[Point]
 ) -> tuple[Axis, Axis]:
     # Axes that hold all points inside, and the intervals of the points shown, limits and the band
     # as far as they are near.
@@ -134,7 +134,7 @@ def _add_front(figure: go.Figure, view: View, front: Sequence[Point]) -> None:
             figure.add_trace(points_trace(view, some, name, "On the front", marker))
 
 
-def _add_band(figure: go.Figure, result: Result, units: Units, x_axis: Axis) -> None:
+def _add_band(figure: go.Figure, result: Answer, units: Units, x_axis: Axis) -> None:
     # The band of the true front is between its 10 % and 90 % attainment surfaces.
     band = result.attainment
     if band is None or len(band.time_s) < 2 or len(result.front_points) < 3:
@@ -161,7 +161,7 @@ def _add_band(figure: go.Figure, result: Result, units: Units, x_axis: Axis) -> 
 
 
 def _add_percent_of_today(
-    figure: go.Figure, result: Result, units: Units, x_axis: Axis, y_axis: Axis
+    figure: go.Figure, result: Answer, units: Units, x_axis: Axis, y_axis: Axis
 ) -> None:
     # Axes at the top and the right tell the change against today in per cent.
     today = result.baseline
@@ -206,7 +206,7 @@ def _legend_corner(
 
 
 def _add_constraints(
-    figure: go.Figure, result: Result, units: Units, x_axis: Axis, y_axis: Axis
+    figure: go.Figure, result: Answer, units: Units, x_axis: Axis, y_axis: Axis
 ) -> list[str]:
     # Lines of what was asked, each with its label; those outside the view are returned.
     line = {"color": MUTED, "width": 1.5, "dash": "dash"}

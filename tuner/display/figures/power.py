@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuner.answer.result import Result
+from tuner.answer.answer import Answer
 from tuner.display.figures.style import (
     BLUE,
     FAINT,
@@ -63,7 +63,7 @@ def read_timeline(run_dir: Path | None, record: ProbeRecord) -> Timeline | None:
 
 
 def shown_timelines(
-    result: Result, records: Sequence[ProbeRecord]
+    result: Answer, records: Sequence[ProbeRecord]
 ) -> tuple[dict[str, Timeline], tuple[str, ...]]:
     """Return the timelines of the choice's longest probe and of the baseline's, as "best" and
     "baseline", and one sentence for each file that was left out because it cannot be read."""

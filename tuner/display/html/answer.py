@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from tuner.answer.choice import carbon_g, cost_of
 from tuner.answer.choice_grid import choice_grid
 from tuner.answer.parts import Point
-from tuner.display.advice import details, evidence_sentence
+from tuner.display.advice import details, evidence_sentence, headline
 from tuner.display.columns import ENERGY, MEMORY, PAGE, TIME, energy_columns
 from tuner.display.html.environment import macro
 from tuner.display.view import View
@@ -47,7 +47,11 @@ class Tile:
 def top_values(view: View, figures: Mapping[str, go.Figure]) -> dict[str, Any]:
     """Return the values of the first screen: recommendation, front, and main figures."""
     result, advice = view.result, view.advice
-    values: dict[str, Any] = {"facts": _facts(view), "name_of": _name_of}
+    values: dict[str, Any] = {
+        "facts": _facts(view),
+        "name_of": _name_of,
+        "headline": headline(result) if advice else result.choice.sentence,
+    }
     if advice is None:
         return values
     sentences = [*details(result), view.notices]

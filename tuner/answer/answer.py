@@ -1,4 +1,6 @@
-"""Result of a study: the front, the choice, and the cost of the search.
+"""Answer of a study: the front, the choice, and the cost of the search.
+
+`tuner.result.Result` is an answer together with its views, as users see it.
 
 All energies are of the meter's scope, which every point carries: a front never mixes two scopes,
 and a figure without a meter is labelled "estimated" wherever it is shown.
@@ -10,14 +12,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any
 
 from tuner.answer.configuration_names import named_configurations
+from tuner.answer.judge import Judge
+from tuner.answer.micro_batch import MicroBatchAdvice, is_searched, micro_batch_answer
 from tuner.answer.parts import (
-    AnotherChoice,
     Attainment,
     Choice,
-    Explanation,
     PlanFacts,
     Point,
     ProgressPoint,
@@ -25,46 +27,34 @@ from tuner.answer.parts import (
     ResolvedRequest,
     SearchCost,
     Verification,
-    as_json,
-    without_probabilities,
 )
+from tuner.answer.recommendation import recommend
 from tuner.answer.significance import Comparison
 from tuner.models.surrogate import LeaveOneOut
 from tuner.pareto import knee
-from tuner.problem.constraints import Constraints, LimitOptions
+from tuner.problem.constraints import Constraints
 from tuner.problem.limits import Limits
-from tuner.problem.stop_reason import StopReason, stop_sentence
+from tuner.problem.stop_reason import LIMITS, StopReason, stop_sentence
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, UnknownName
-from tuner.search_spaces.typed_json import JSON_SCHEMA
 from tuner.workload.node.measure.stragglers import Straggler
 from tuner.workload.records.probe import Measurement, ProbeRecord
-from tuner.workload.records.without_energy import known_figures
 
 if TYPE_CHECKING:
-    import pandas
-    import plotly.graph_objects as go
-
-    from tuner.answer.judge import Judge
-    from tuner.answer.micro_batch import MicroBatchAdvice
     from tuner.models.surrogate.surrogates import Surrogates
     from tuner.search_spaces.cluster import Cluster
     from tuner.search_spaces.job import TrainingJob
     from tuner.search_spaces.today_facts import TodayFacts
 
 
-#: Names in the JSON of a result, in their order.
-_IN_JSON = (
-    *("name", "run_dir", "front", "points", "best", "headline", "recommendation", "choice"),
-    *("baseline", "spent", "steps", "limits", "request", "failures", "leave_one_out", "progress"),
-    *("stopped", "stop_reason", "verification", "predicted", "attainment", "baseline_name"),
-    *("today", "about", "report", "plan", "micro_batch"),
-)
+#: Launch settings without which nothing is said about a space; a search of a short training ends by
+#: itself after about so many.
+LEAST_TRIED = 4
 
 
 @dataclass(frozen=True)
-class Result:
-    """The answer of `tuner.optimize`.
+class Answer:
+    """Answer of a study or of a plan: its points, its choice and its recommendation.
 
     Attributes:
         best: the choice under the constraints; without any, what is better than the baseline in
@@ -108,8 +98,6 @@ class Result:
     @property
     def judged(self) -> Judge:
         """The judge of the points; by their intervals alone if the result has none."""
-        from tuner.answer.judge import Judge
-
         return self.judge or Judge(self.points, self.baseline, Constraints(), self.steps)
 
     @property
@@ -133,25 +121,18 @@ class Result:
     def micro_batch(self) -> MicroBatchAdvice | None:
         """The fastest and the largest safe micro-batch; None unless space `micro-batch` was
         searched."""
-        from tuner.answer.micro_batch import is_searched, micro_batch_answer
-
         if self.job is None or not is_searched(self.about):
             return None
         return micro_batch_answer(self.judged, self.failures, self.job, self.cluster)
 
-    @property
-    def headline(self) -> str:
-        """Recommendation, its saving and its certainty, in one sentence."""
-        from tuner.display.advice import headline
-
-        return headline(self)
-
     @cached_property
     def recommendation(self) -> Recommendation | None:
         """Advice to train with the choice or to keep the baseline; None if nothing was measured."""
-        from tuner.answer.recommendation import recommend
-
-        return recommend(self)
+        if self.best is None:
+            return None
+        return recommend(
+            self.judged, self.best, self.choice, self.spent, self.length, self.front_points
+        )
 
     @property
     def recommended(self) -> Point | None:
@@ -245,43 +226,21 @@ class Result:
             )
         return Comparison(first, second, time, energy, pair[1].meter, basis)
 
+    def name_of(self, point: Point) -> str:
+        """Return the name of a point for `point`: its number on the front, or its knobs."""
+        front = [each.configuration for each in self.front_points]
+        if point.configuration in front:
+            return str(front.index(point.configuration) + 1)
+        return point.configuration.short
+
     @property
-    def front(self) -> pandas.DataFrame:
-        """The front as a table, fastest first, by the numbers that `point` takes; InputError if
-        pandas is not installed (extra `notebook`)."""
-        from tuner.display.export import front_frame
-
-        return front_frame(self)
-
-    @property
-    def table(self) -> pandas.DataFrame:
-        """Every point with all its figures, fastest first; raises as `front`."""
-        from tuner.display.export import frame
-
-        return frame(self)
-
-    def plot(self, kind: str = "front") -> go.Figure:
-        """Return one of the report's figures (`tuner.display.plots.figures`), whose `write_image`
-        (kaleido) makes a PDF or SVG; UnknownName if there is none, or nothing to draw in it."""
-        from tuner.display.plots import plot
-
-        return plot(self, kind)
-
-    def to_csv(self, out: str | Path | None = None) -> Path:
-        """Write the points as CSV and return the path (default: in the run's folder); InputError if
-        the file cannot be written."""
-        from tuner.display.export import write_csv
-
-        return write_csv(self, out)
-
-    def choose(
-        self, constraints: Constraints | None = None, **limits: Unpack[LimitOptions]
-    ) -> AnotherChoice:
-        """Choose among the measured points under other constraints; nothing is measured. InputError
-        if nothing was, or if the slowdown is limited and the baseline was not measured."""
-        from tuner.answer.recommendation import choose
-
-        return choose(self, (constraints or Constraints()).limited(**limits))
+    def too_little_tried(self) -> bool:
+        """True if a limit ended the search before any conclusion about its space."""
+        if self.stop is None or self.stop.kind not in LIMITS:
+            return False
+        tried = {point.configuration.launch for point in self.points}
+        every = int(self.about.get("candidates", 0))
+        return len(tried) < LEAST_TRIED and len(self.points) < every
 
     def parts_W(self, configuration: Configuration) -> Mapping[str, float]:
         """Return the power of a superchip's parts in the longest window that has it (`explain`).
@@ -291,50 +250,8 @@ class Result:
         metered = [w for w in self.windows.get(configuration, ()) if w.parts_W]
         return max(metered, key=lambda window: window.window_s).parts_W if metered else {}
 
-    def explain(self, point: str | Configuration = "best") -> Explanation:
-        """Explain a point: its time and energy by part and the effect of each knob."""
-        from tuner.answer.explain import explain
-
-        return explain(self, point)
-
-    def _repr_html_(self) -> str:
-        """Return the recommendation and the front as a table, for a notebook."""
-        from tuner.display.notebook import result_html
-
-        return result_html(self)
-
-    def __str__(self) -> str:
-        """Return the answer that `tuner optimize` ends with."""
-        from tuner.display.text import answer_lines
-
-        return "\n".join(answer_lines(self))
-
-    def __repr__(self) -> str:
-        """Return the name, the size of the front and the recommendation, in a few lines."""
-        counts = f"{len(self.front_points)} of {len(self.points)} points on the front"
-        return f"<Result {self.name}: {counts}. {self.headline or 'Nothing was measured.'}>"
-
     @cached_property
     def has_energy(self) -> bool:
         """False for a study of time alone."""
         failed = [record.meter for record in self.failures]
         return all(m.has_energy for m in (*(p.meter for p in self.points), *failed))
-
-    def to_json(self) -> dict[str, Any]:
-        """Return everything but the windows and the fitted models as JSON values.
-
-        docs/report.md describes them; `schema` rises if one changes its meaning or goes.
-        """
-        named = {
-            "run_dir": str(self.run_dir) if self.run_dir else None,
-            "front": self.front_points,
-            "steps": self.length,
-            "stop_reason": self.stop,
-            "report": str(self.report_path) if self.report_path else None,
-        }
-        values = {name: named[name] if name in named else getattr(self, name) for name in _IN_JSON}
-        if self.plan is not None:
-            values |= {n: getattr(self.plan, n) for n in ("parameter_count", "doubts")}
-        data = known_figures(as_json(values), energy=self.has_energy)
-        doubted = self.plan is not None and self.plan.doubts
-        return {"schema": JSON_SCHEMA, **(without_probabilities(data) if doubted else data)}
