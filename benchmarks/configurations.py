@@ -16,8 +16,8 @@ from pathlib import Path
 from benchmarks.figures import ROOT, Figure, arguments, publish
 from benchmarks.scripts.environment import cache_folder, checkout
 from tuner.search_spaces.errors import InputError
-from tuner.workload.scripts.recipe import Recipe
-from tuner.workload.scripts.recipes import recipe_of_file
+from tuner.workload.scripts.frameworks.commands import training_of_file
+from tuner.workload.scripts.frameworks.training import StatedTraining
 
 TABLE = ROOT / "benchmarks" / "data" / "configurations.csv"
 COMMITS = {
@@ -29,31 +29,31 @@ COMMITS = {
 DEVICES = 8
 
 
-def values_of(recipe: Recipe) -> dict[str, str]:
+def values_of(training: StatedTraining) -> dict[str, str]:
     """Return what was read, by the columns of the table."""
-    knobs, lora = recipe.knobs, recipe.lora
+    knobs, lora = training.knobs, training.lora
     sharding = "fsdp" if str(knobs.get("sharding", "")).startswith("fsdp") else "none"
     if stage := knobs.get("zero_stage"):
         sharding = f"zero{stage}"
     if "cpu" in (knobs.get("parameter_offload"), knobs.get("optimizer_offload")):
         sharding += "+cpu"
     return {
-        "model": recipe.model,
-        "micro_batch": str(recipe.micro_batch),
-        "accumulation": str(recipe.accumulation),
-        "tokens": str(recipe.sequence_length),
-        "precision": recipe.precision,
+        "model": training.model,
+        "micro_batch": str(training.micro_batch),
+        "accumulation": str(training.accumulation),
+        "tokens": str(training.sequence_length),
+        "precision": training.precision,
         "sharding": sharding,
         "rank": str(lora.rank if lora else 0),
         "quantization": lora.quantization if lora else "none",
     }
 
 
-def wrong_values(row: Mapping[str, str], recipe: Recipe) -> list[str]:
+def wrong_values(row: Mapping[str, str], training: StatedTraining) -> list[str]:
     """Return a phrase for each value that differs from the one that a person read."""
     return [
         f"{name} is {found}, not {row[name]}"
-        for name, found in values_of(recipe).items()
+        for name, found in values_of(training).items()
         if row["model"] and found != row[name]
     ]
 
@@ -74,15 +74,15 @@ def main() -> None:
     for row in rows:
         with contextlib.chdir(trees[row["repository"]]):
             try:
-                recipe = recipe_of_file(row["path"], DEVICES)
+                training = training_of_file(row["path"], DEVICES)
             except InputError as error:
                 refused += 1
                 print(f"refused: {error}")
                 wrong += bool(row["model"])
                 continue
         read += 1
-        doubted += bool(recipe.doubts)
-        phrases = wrong_values(row, recipe)
+        doubted += bool(training.doubts)
+        phrases = wrong_values(row, training)
         wrong += bool(phrases)
         for phrase in phrases:
             print(f"{row['path']}: {phrase}")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.configurations import COMMITS, TABLE, wrong_values
-from tuner.workload.scripts.recipes import recipe_of_file
+from tuner.workload.scripts.frameworks.commands import training_of_file
 
 
 def rows() -> list[dict[str, str]]:
@@ -33,6 +33,6 @@ def test_a_value_that_differs_is_wrong(tmp_path: Path, monkeypatch: pytest.Monke
         **{"model": "a/b", "micro_batch": "2", "accumulation": "1", "tokens": "512"},
         **{"precision": "bf16", "sharding": "none", "rank": "0", "quantization": "none"},
     }
-    recipe = recipe_of_file("a.yml", 8)
-    assert wrong_values(row, recipe) == []
-    assert wrong_values({**row, "accumulation": "4"}, recipe) == ["accumulation is 1, not 4"]
+    training = training_of_file("a.yml", 8)
+    assert wrong_values(row, training) == []
+    assert wrong_values({**row, "accumulation": "4"}, training) == ["accumulation is 1, not 4"]

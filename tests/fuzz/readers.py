@@ -393,8 +393,8 @@ def _vendors(folder: Path) -> Try:
     return one
 
 
-def _recipes(folder: Path) -> Try:
-    from tuner.workload.scripts.recipes import recipe_of_file
+def _stated(folder: Path) -> Try:
+    from tuner.workload.scripts.frameworks.commands import training_of_file
 
     sounds = (
         {"base_model": "tiny-gpt", "micro_batch_size": 2, "gradient_accumulation_steps": 4,
@@ -417,7 +417,7 @@ def _recipes(folder: Path) -> Try:
         else:
             path = folder / "r.yaml"
             bent_file(path, sound, as_json, draw)  # JSON is YAML
-        recipe_of_file(str(path), draw.choice((1, 8)))
+        training_of_file(str(path), draw.choice((1, 8)))
 
     return one
 
@@ -437,5 +437,5 @@ KINDS: tuple[Kind, ...] = (
     Kind("lines of ranks", _rank_lines, 4.0),
     Kind("launch lines", _launches, 4.0),
     Kind("vendors' launch lines", _vendors, 0.1),
-    Kind("recipes", _recipes, 2.0),
+    Kind("frameworks' files", _stated, 2.0),
 )

@@ -36,10 +36,10 @@ def _plan(args: argparse.Namespace) -> int:
     from tuner.display.text import answer_lines
 
     job, lines = args.job, list[str]()
-    if named := _recipe_named(args.job, args):
+    if named := _framework_named(args.job, args):
         if args.run is not None:
             raise InputError("--run says what is trained; leave the file or the command out")
-        job, lines = _job_of_recipe(named, args)
+        job, lines = _stated_job(named, args)
     if job is None and args.run is None:
         raise InputError(
             "name what to plan: tuner plan opt-350m --cluster a100-8 (`tuner list jobs` and "
@@ -65,19 +65,17 @@ def _plan(args: argparse.Namespace) -> int:
     return OK if result.choice.met else UNMET
 
 
-def _job_of_recipe(
-    named: str | list[str], args: argparse.Namespace
-) -> tuple[TrainingJob, list[str]]:
+def _stated_job(named: str | list[str], args: argparse.Namespace) -> tuple[TrainingJob, list[str]]:
     """Return the job of a framework's file or command, and notes on it.
 
     Its configuration is what is run today, if --today names no other.
     """
-    from tuner.answer.recipes import planned
+    from tuner.answer.stated_training import stated_plan
 
-    found = planned(named, args.cluster, model_config=args.model_config)
+    found = stated_plan(named, args.cluster, model_config=args.model_config)
     if args.baseline is None:
         args.baseline = found.configuration
-    doubts = [f"Doubtful: {sentence}." for sentence in found.recipe.doubts]
+    doubts = [f"Doubtful: {sentence}." for sentence in found.training.doubts]
     return found.job, [*doubts, *found.sentences]
 
 
@@ -93,14 +91,14 @@ def _numbers(text: str | None) -> list[int]:
     return found
 
 
-def _recipe_named(job: str | None, args: argparse.Namespace) -> str | list[str] | None:
+def _framework_named(job: str | None, args: argparse.Namespace) -> str | list[str] | None:
     """Return the framework's file or command in the arguments; None for a job."""
-    from tuner.workload.scripts.recipes import is_recipe_file
+    from tuner.workload.scripts.frameworks.commands import is_training_file
 
     program: list[str] = args.program
     if program and job:
         raise InputError(f"give either {job!r} or a command after --")
-    named = program or (job if job is not None and is_recipe_file(job) else None)
+    named = program or (job if job is not None and is_training_file(job) else None)
     if args.model_config is not None and not named:
         raise InputError("--model-config is for a framework's file or command")
     return named
@@ -124,11 +122,11 @@ def _fit(args: argparse.Namespace) -> int:
         "sequence_length": args.sequence_length,
         "global_batch": args.global_batch,
     }
-    if named := _recipe_named(jobs[0] if jobs else None, args):
-        from tuner.answer.recipes import fit_recipe
+    if named := _framework_named(jobs[0] if jobs else None, args):
+        from tuner.answer.stated_training import fit_training
 
         options["model_config"] = args.model_config
-        prediction = fit_recipe(named, changed=changed, **options)
+        prediction = fit_training(named, changed=changed, **options)
     else:
         prediction = fit(jobs[0] if jobs else None, configuration=changed, **options)
     windows: dict[str, Any] = {}

@@ -42,6 +42,27 @@ def parsed_file(path: Path) -> Any:
     return _parsed(read_text(path), path)
 
 
+def repeated_keys(path: Path) -> list[tuple[str, str]]:
+    """Return the keys that a YAML or JSON file gives twice in one table, each with its last value.
+
+    Parsers take the last in silence.
+    """
+    try:
+        node = yaml.compose(read_text(path), Loader=yaml.SafeLoader)
+    except yaml.YAMLError:
+        return []
+    if not isinstance(node, yaml.MappingNode):
+        return []
+    last: dict[str, str] = {}
+    twice: list[str] = []
+    for key, value in node.value:
+        name = str(key.value)
+        if name in last:
+            twice.append(name)
+        last[name] = str(value.value) if isinstance(value, yaml.ScalarNode) else "a table"
+    return [(name, last[name]) for name in dict.fromkeys(twice)]
+
+
 def changed_text(path: Path, changes: Mapping[str, Any], *, may_add: bool = False) -> str:
     """Return the text of a file with other values of some keys; comments and order stay.
 

@@ -22,7 +22,7 @@ from tuner.search_spaces.knob_declarations import Knob
 from tuner.search_spaces.knobs import KNOBS, Value
 from tuner.search_spaces.program import Program
 from tuner.workload.scripts.frameworks.driver import Driver, read_driver
-from tuner.workload.scripts.frameworks.parts import TEMPLATE, UNSET, Route
+from tuner.workload.scripts.frameworks.parts import TEMPLATE, UNSET, Fact, Route, matches
 from tuner.workload.scripts.frameworks.settings import Settings, wrapped
 
 #: Follow from the micro-batch and the replicas, so they need no value today to be set.
@@ -165,8 +165,9 @@ class BoundDriver:
 
     def fact(self, name: str) -> int:
         """Return an integer that the command or its file gives, such as "steps"; 0 without it."""
-        key = self.bound.driver.facts.get(name, "")
-        value = self.settings.get(key) if key else None
+        fact = self.bound.driver.facts.get(name, Fact())
+        given = (value for key in fact.keys if (value := self.settings.get(key)) is not None)
+        value = next(given, None)
         return value if type(value) is int and value > 0 else 0
 
     @property
@@ -293,10 +294,7 @@ class BoundDriver:
 
 
 def _holds(now: Any, any_of: tuple[Any, ...], values: Mapping[str, Any]) -> bool:
-    if now is None:
-        return UNSET in any_of
-    wanted = [_rendered(one, values) for one in any_of]
-    return any(one == now and isinstance(one, bool) == isinstance(now, bool) for one in wanted)
+    return matches(now, tuple(_rendered(one, values) for one in any_of))
 
 
 def _rendered(value: Any, values: Mapping[str, Any]) -> Any:

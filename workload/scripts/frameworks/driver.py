@@ -26,15 +26,17 @@ from tuner.search_spaces.program import PARTITIONS, Program
 from tuner.search_spaces.typed_json import plain_text, whole_number
 from tuner.workload.hook import merge
 from tuner.workload.scripts.frameworks.parts import (
+    FACTS,
     TEMPLATE,
     UNSET,
+    Case,
     Command,
+    Fact,
     FrameworkSigns,
     Route,
     Rule,
     Wrapper,
 )
-from tuner.workload.scripts.frameworks.recipe_keys import CASES, Case, RecipeKeys
 
 #: What a route may set: the launch knobs and what follows from them.
 ROUTED = (*(name for name, knob in KNOBS.items() if knob.kind == "launch"), "gradient_accumulation")
@@ -130,9 +132,12 @@ class Driver:
         package: distribution with the version, such as "torchtitan"; "" for none.
         divide: degrees by which the ranks are divided; data_parallel is the rest.
         defaults: values of keys of declared knobs where they are not given.
-        facts, program: keys of "steps" and the like, and what the program does (`Program`).
+        facts: what is trained, as its keys state it.
+        sizes: keys of a model's sizes, by their name in a config.json, if no key names a model.
+        uncounted: sentences on keys whose effect is known and not counted, by key.
+        harmless: keys that look like memory and take none.
+        program: what the program does (`Program`), as True or the key that sets it.
         sources: files in which its keys are named, below the folder that it is imported from.
-        recipe: keys that say what is trained, for predictions; None if files are not read for it.
         quiet, quiet_env: settings and variables of a probe, which writes and evaluates nothing.
     """
 
@@ -147,15 +152,17 @@ class Driver:
     declared: Mapping[str, Knob] = field(hash=False)
     defaults: Mapping[str, Any] = field(hash=False)
     divide: tuple[str, ...]
-    facts: Mapping[str, str] = field(hash=False)
+    facts: Mapping[str, Fact] = field(hash=False)
     program: Mapping[str, bool | str] = field(hash=False)
     partition: str  # what pipeline stages have equal shares of, as `Program.partition`
     rules: tuple[Rule, ...]
     quiet: Mapping[str, Any] = field(hash=False)
     quiet_env: Mapping[str, str] = field(hash=False)
     sources: tuple[str, ...]
+    sizes: Mapping[str, str] = field(hash=False)
+    uncounted: Mapping[str, str] = field(hash=False)
+    harmless: tuple[str, ...]
     wrapper: Wrapper | None = None
-    recipe: RecipeKeys | None = None
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -164,12 +171,20 @@ class Driver:
         declared = [knob.how.removeprefix("framework:") for knob in self.declared.values()]
         return tuple(dict.fromkeys([*routed, *declared, *self.quiet]))
 
+    @property
+    def read_keys(self) -> tuple[str, ...]:
+        """Every key that is read and never written, each once."""
+        facts = [key for fact in self.facts.values() for key in fact.keys]
+        cases = [k for fact in self.facts.values() for case in fact.cases for k in case.when]
+        return tuple(dict.fromkeys([*facts, *cases, *self.sizes.values(), *self.uncounted]))
+
 
 _TOP = (
     *("framework", "what", "package", "versions", "recognise", "command", "knobs", "declared"),
-    *("world", "facts", "program", "rules", "probe", "keys", "wrapper", "recipe"),
+    *("world", "facts", "program", "rules", "probe", "keys", "wrapper", "sizes"),
+    *("uncounted", "harmless"),
 )
-_WITH = ("imports", "mentions", "options")
+_WITH = ("imports", "mentions", "options", "file", "lacks")
 _RULE = ("why", "require", "divide", "of", "default")
 
 
@@ -194,7 +209,7 @@ def read_driver(data: Any, where: str) -> Driver:
             raise InputError(
                 f"divide in [world] of {where} names {degree!r}, which is not one of its knobs"
             )
-    facts = table.part("facts")
+    facts, sizes, uncounted = (table.part(key) for key in ("facts", "sizes", "uncounted"))
     versions = table.text("versions", "")
     if versions and not all(_VERSION.fullmatch(part.strip()) for part in versions.split(",")):
         raise InputError(f"versions in {where} must be like '>=0.2,<0.3', not {versions!r}")
@@ -216,7 +231,10 @@ def read_driver(data: Any, where: str) -> Driver:
         declared=declared,
         defaults=_defaults(table.part("declared")),
         divide=world,
-        facts={key: facts.text(key) for key in facts.data},
+        facts={key: _fact(key, facts) for key in facts.data},
+        sizes={key: sizes.text(key) for key in sizes.data},
+        uncounted={key: uncounted.text(key) for key in uncounted.data},
+        harmless=table.texts("harmless"),
         program=_program(program),
         partition=program.choice("partition", PARTITIONS),
         rules=tuple(_rule(item) for item in table.parts("rules", *_RULE)),
@@ -224,31 +242,31 @@ def read_driver(data: Any, where: str) -> Driver:
         quiet_env={key: str(value) for key, value in probe.values("env").items()},
         sources=table.texts("keys"),
         wrapper=wrapper.made(Wrapper) if wrapper.data else None,
-        recipe=_recipe(table.part("recipe", *(item.name for item in fields(RecipeKeys)))),
     )
 
 
-def _recipe(table: Table) -> RecipeKeys | None:
-    if not table.data:
-        return None
-    notes, sizes = table.part("notes"), table.part("sizes")
-    cases = [_case(each) for each in table.parts("cases", "of", "value", "when")]
-    numbers = {name: table.value(name) or 0 for name in ("length_default", "rank_default")}
-    for name, number in numbers.items():
-        if type(number) is not int:
-            raise InputError(f"{name} in {table.where} must be an integer")
-    named = {key: notes.text(key) for key in notes.data}
-    keys = {name: sizes.text(name) for name in sizes.data}
-    return table.made(RecipeKeys, cases=tuple(cases), notes=named, sizes=keys, **numbers)
+def _fact(name: str, table: Table) -> Fact:
+    if name not in FACTS:
+        raise UnknownName("fact", name, tuple(FACTS), where=f" in {table.where}")
+    if not isinstance(table.data[name], Mapping):
+        return Fact(table.texts(name))
+    part = Table(table.data[name], f"[facts.{name}] of {table.file}", "keys", "default", "cases")
+    cases, default = part.data.get("cases", []), part.value("default")
+    if default is not None and type(default) is not int:
+        raise InputError(f"default in {part.where} must be an integer")
+    if not isinstance(cases, list):
+        raise InputError(f"cases in {part.where} must be a list of [value, {{ key = value }}]")
+    return Fact(part.texts("keys"), default, tuple(_case(name, each, part) for each in cases))
 
 
-def _case(table: Table) -> Case:
-    fact = table.choice("of", tuple(CASES))
-    if "of" not in table.data:
-        raise InputError(f"{table.where} must say of which fact it is")
-    value, when = table.choice("value", CASES[fact]), table.part("when")
-    held = {key: _or_unset(_alternatives(each, when.where)) for key, each in when.data.items()}
-    return Case(fact, value, held)
+def _case(fact: str, item: Any, table: Table) -> Case:
+    if not (isinstance(item, list) and len(item) == 2 and isinstance(item[1], Mapping)):
+        raise InputError(f"each case in {table.where} must be [value, {{ key = value }}]")
+    value, when = item
+    if value not in FACTS[fact]:
+        raise UnknownName("value", str(value)[:80], FACTS[fact], where=f" in {table.where}")
+    held = {key: _or_unset(_alternatives(each, table.where)) for key, each in when.items()}
+    return Case(value, held)
 
 
 def _program(table: Table) -> dict[str, bool | str]:
@@ -351,24 +369,36 @@ def _rule(table: Table) -> Rule:
 def load_drivers(file: Path | Traversable) -> tuple[Driver, ...]:
     """Load the driver of a TOML file, or one for each of its `[[variants]]`.
 
+    What it is `launched_by`, another driver, states the facts that it leaves open.
+
     InputError if it cannot be read, or is no driver.
     """
     data = read_toml(file, f"framework {str(file)!r}")
+    if "launched_by" in data:
+        launcher = _launcher_facts(Table(data, file.name).text("launched_by"), file.name)
+        data = merge({"facts": launcher}, {k: v for k, v in data.items() if k != "launched_by"})
     variants = Table(data, file.name).parts("variants") or [Table({}, file.name)]
     common = {key: value for key, value in data.items() if key != "variants"}
     return tuple(read_driver(merge(common, variant.data), file.name) for variant in variants)
 
 
+def _launcher_facts(name: str, where: str) -> dict[str, Any]:
+    files = {file.name.removesuffix(".toml"): file for file in _shipped_files()}
+    if name not in files:
+        raise UnknownName("launched_by", name, tuple(files), where=f" in {where}")
+    return dict(read_toml(files[name], f"framework {name!r}").get("facts", {}))
+
+
+def _shipped_files() -> list[Traversable]:
+    folder = resources.files("tuner.workload.scripts.frameworks")
+    files = [entry for entry in folder.iterdir() if entry.name.endswith(".toml")]
+    return sorted(files, key=lambda file: file.name)
+
+
 @lru_cache(maxsize=1)
 def shipped_drivers() -> tuple[Driver, ...]:
     """Return the drivers that joulefront includes, by file name."""
-    folder = resources.files("tuner.workload.scripts.frameworks")
-    files = [entry for entry in folder.iterdir() if entry.name.endswith(".toml")]
-    return tuple(
-        driver
-        for file in sorted(files, key=lambda file: file.name)
-        for driver in load_drivers(file)
-    )
+    return tuple(driver for file in _shipped_files() for driver in load_drivers(file))
 
 
 def check_version(versions: str, version: str) -> bool:

@@ -139,7 +139,7 @@ def recognised(
     held: dict[str, Any] = {}
     if driver.wrapper is not None and calls:
         key_names = [key for key in driver.program.values() if isinstance(key, str)]
-        keys = [*driver.keys, *driver.facts.values(), *key_names]
+        keys = [*driver.keys, *driver.read_keys, *key_names]
         held = read_function(driver.wrapper, words, keys, path, cwd)
     return Bound(driver, found.version, found.gone, held)
 

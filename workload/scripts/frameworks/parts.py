@@ -13,6 +13,24 @@ from tuner.search_spaces.knobs import Value
 TEMPLATE = re.compile(r"\{(\w+)\}")
 #: In a level: the key must not be given at all.
 UNSET = "<unset>"
+#: Facts of the training that keys may state, each with its legal values; () for a number or a name.
+FACTS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(("steps", "sequence_length", "rank_batch", "lora_rank", "model"), ()),
+    "loss": ("next-token",),
+    "precision": ("fp32", "bf16", "fp16"),
+    "pure_bf16": ("true",),
+    "lora": ("true", "false"),
+    "lora_targets": ("attention", "all-linear"),
+    "quantization": ("nf4", "nf4-double"),
+    "optimizer": ("adamw", "adamw_32bit", "adamw_8bit"),
+    "activation_checkpointing": ("none", "selective", "full"),
+    "model_type": ("llama", "qwen3", "mixtral", "gpt2"),
+    "tied": ("true",),
+    **dict.fromkeys(("deepspeed", "fsdp", "fsdp_version", "fsdp_strategy", "fsdp_reshard"), ()),
+    **dict.fromkeys(("fsdp_offload", "fsdp_checkpointing", "launcher_fsdp"), ()),
+    **dict.fromkeys(("launcher_deepspeed", "launcher_deepspeed_file", "launcher_zero_stage"), ()),
+    **dict.fromkeys(("launcher_optimizer_offload", "launcher_parameter_offload"), ()),
+}
 
 
 @dataclass(frozen=True)
@@ -20,7 +38,7 @@ class FrameworkSigns:
     """Signs of a framework in a command; one of the first four is enough.
 
     Beside these the script must hold each of `mentions`, or one of "A|B", and the command one of
-    `options`.
+    `options`. A file that is given alone has each key of `file` and none of `lacks`.
     """
 
     modules: tuple[str, ...] = ()
@@ -29,6 +47,8 @@ class FrameworkSigns:
     imports: tuple[str, ...] = ()
     mentions: tuple[str, ...] = ()
     options: tuple[str, ...] = ()
+    file: tuple[str, ...] = ()
+    lacks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -76,6 +96,26 @@ class Route:
 
 
 @dataclass(frozen=True)
+class Case:
+    """Value of a fact where each key has one of some values."""
+
+    value: str
+    when: Mapping[str, tuple[Any, ...]] = field(hash=False)
+
+
+@dataclass(frozen=True)
+class Fact:
+    """Fact of the training (`FACTS`), which keys state and nothing changes.
+
+    The first case that holds counts, else the first of `keys` that is given, else `default`.
+    """
+
+    keys: tuple[str, ...] = ()
+    default: Any = None
+    cases: tuple[Case, ...] = ()
+
+
+@dataclass(frozen=True)
 class Rule:
     """Configurations that the framework refuses.
 
@@ -97,3 +137,10 @@ class Wrapper:
     module: str
     function: str
     search: tuple[str, ...] = ("{module}",)
+
+
+def matches(now: Any, any_of: tuple[Any, ...]) -> bool:
+    """Return True if the value of a key, None if it is not given, is one of some values."""
+    if now is None:
+        return UNSET in any_of
+    return any(one == now and isinstance(one, bool) == isinstance(now, bool) for one in any_of)

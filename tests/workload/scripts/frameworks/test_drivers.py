@@ -23,6 +23,7 @@ from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.frameworks.driver import (
     Driver,
     check_version,
+    load_drivers,
     read_driver,
     shipped_drivers,
 )
@@ -114,6 +115,18 @@ GOOD: dict[str, Any] = {
         (lambda d: d.update(probe={"env": {"LD_PRELOAD": "x.so"}}), "would start code of its own"),
         (lambda d: d.update(probe={"env": {"PYTHONPATH": "x"}}), "would start code of its own"),
         (lambda d: d.update(declared={"c": {"key": "c"}}), "has no values"),
+        (lambda d: d.update(facts={"modle": "m"}), "did you mean 'model'"),
+        (lambda d: d.update(facts={"model": 5}), "must be a list of texts"),
+        (lambda d: d.update(facts={"model": {"key": "m"}}), "unknown key 'key'"),
+        (lambda d: d.update(facts={"lora_rank": {"default": "8"}}), "must be an integer"),
+        (lambda d: d.update(facts={"precision": {"cases": {}}}), "must be a list of"),
+        (lambda d: d.update(facts={"precision": {"cases": [["bf16"]]}}), "must be .value, "),
+        (
+            lambda d: d.update(facts={"precision": {"cases": [["bf61", {}]]}}),
+            "unknown value 'bf61'",
+        ),
+        (lambda d: d.update(facts={"model": {"cases": [["llama", {}]]}}), "unknown value 'llama'"),
+        (lambda d: d.update(facts={"lora": {"cases": [[["true"], {}]]}}), "unknown value"),
         *(
             (lambda d, v=v: d.update(declared={"c": {"key": "c", "values": v}}), "must be a list")
             for v in (5, True, "abc", {"a": 1})
@@ -126,6 +139,21 @@ def test_a_wrong_driver_is_one_sentence(change: Callable[[Any], Any], sentence: 
     change(data)
     with pytest.raises(InputError, match=sentence):
         read_driver(data, "mine.toml")
+
+
+def test_what_a_launcher_states_counts_where_a_framework_states_nothing(tmp_path: Path) -> None:
+    text = (
+        'framework = "mine"\nlaunched_by = "accelerate"\n[recognise]\nmodules = ["mine"]\n'
+        '[facts]\nfsdp = "shard"\nfsdp_version = "version"\n'
+    )
+    (tmp_path / "mine.toml").write_text(text)
+    (driver,) = load_drivers(tmp_path / "mine.toml")
+    assert driver.facts["fsdp_version"].keys == ("version",)
+    assert driver.facts["launcher_zero_stage"].keys == ("env:ACCELERATE_DEEPSPEED_ZERO_STAGE",)
+    assert read_driver(json.loads(json.dumps(driver.table)), "the study's framework") == driver
+    (tmp_path / "mine.toml").write_text(text.replace("accelerate", "acelerate"))
+    with pytest.raises(InputError, match=r"unknown launched_by 'acelerate' in mine\.toml; did"):
+        load_drivers(tmp_path / "mine.toml")
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The recipe of a typed command, or of a file of a framework that is given alone."""
+"""Training of a typed command, or of a file of a framework that is given alone."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tuner.workload.scripts.frameworks.driver import Driver, shipped_drivers
 from tuner.workload.scripts.frameworks.keys import recognised
 from tuner.workload.scripts.frameworks.parts import Command
 from tuner.workload.scripts.frameworks.settings import Settings
+from tuner.workload.scripts.frameworks.training import StatedTraining, read_training
 from tuner.workload.scripts.job_script import JobScript
 from tuner.workload.scripts.key_files import parsed_file
 from tuner.workload.scripts.launchers.kinds import assignments, read_words
-from tuner.workload.scripts.recipe import Recipe, read_recipe
 from tuner.workload.scripts.script_facts import Launcher
 
 #: Endings of files that a framework trains by.
@@ -27,7 +27,7 @@ _LAUNCHER = Command(option="--{key} {value}")
 _NEXT = "give the command that trains: tuner fit -- COMMAND"
 
 
-def is_recipe_file(text: str) -> bool:
+def is_training_file(text: str) -> bool:
     """Return True if a word names YAML, or JSON and TOML other than a model's or job's."""
     path = Path(text)
     if path.suffix not in (".json", ".toml") or not path.is_file():
@@ -42,7 +42,7 @@ def is_recipe_file(text: str) -> bool:
     return not named and bool(data) and "model_type" not in data
 
 
-def recipe_of_file(text: str, devices: int) -> Recipe:
+def training_of_file(text: str, devices: int) -> StatedTraining:
     """Return the training of a framework's file on this number of devices.
 
     InputError if it is missing, of no known framework, or does not say what it trains.
@@ -53,7 +53,8 @@ def recipe_of_file(text: str, devices: int) -> Recipe:
     driver = _driver_of(parsed_file(path), path)
     option = next((o for o in driver.command.file if o == "first"), driver.command.file[0])
     words = (str(path),) if option == "first" else (option, str(path))
-    return read_recipe(Bound(driver), words, Path.cwd(), ranks=0, devices=devices)
+    settings = Settings(driver.command, words, Path.cwd(), os.environ)
+    return read_training(Bound(driver), settings, 0, devices)
 
 
 def _driver_of(data: Any, path: Path) -> Driver:
@@ -70,18 +71,18 @@ def _driver_of(data: Any, path: Path) -> Driver:
             f"tuner fit -- accelerate launch --config_file {path} train.py"
         )
     for driver in shipped_drivers():
-        keys = driver.recipe
-        if keys and keys.file and {*keys.file} <= {*data} and not {*keys.lacks} & {*data}:
+        signs = driver.recognised
+        if signs.file and {*signs.file} <= {*data} and not {*signs.lacks} & {*data}:
             return driver
     if path.suffix == ".json" and is_deepspeed_file(path):
         raise InputError(f"{path} is DeepSpeed's configuration, which names no model; {_NEXT}")
-    formats = ", ".join(d.name for d in shipped_drivers() if d.recipe and d.recipe.file)
+    formats = ", ".join(d.name for d in shipped_drivers() if d.recognised.file)
     raise InputError(f"{path} has the keys of no framework that is read ({formats}); {_NEXT}")
 
 
-def recipe_of_command(
+def training_of_command(
     command: Sequence[str], devices: int, *, gpus: int | None = None, cwd: Path | None = None
-) -> Recipe:
+) -> StatedTraining:
     """Return the training that a command's words and files state; nothing is started.
 
     With `gpus`, as if it started so many ranks.
@@ -113,8 +114,8 @@ def recipe_of_command(
     if not ranks and (launcher is None or not launcher.words):
         ranks = 1
     env = {**assigned, **(launcher.env if launcher else {})}
-    ranks = gpus or ranks
-    return read_recipe(bound, words, folder, ranks=ranks, devices=devices, env=env)
+    settings = Settings(bound.driver.command, words, folder, {**os.environ, **env})
+    return read_training(bound, settings, gpus or ranks, devices)
 
 
 def _ranks(launcher: Launcher | None) -> int:

@@ -7,10 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from tuner.answer.recipes import fit_recipe, planned
+from tuner.answer.stated_training import fit_training, stated_plan
 from tuner.cli.main import main
 from tuner.search_spaces.errors import InputError
-from tuner.workload.scripts.recipes import is_recipe_file, recipe_of_command, recipe_of_file
+from tuner.workload.scripts.frameworks.commands import (
+    is_training_file,
+    training_of_command,
+    training_of_file,
+)
 
 LLAMA = {
     **{"model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 32},
@@ -80,7 +84,7 @@ def write(text: str, name: str = "train.yaml") -> str:
 
 
 def test_a_file_of_axolotl() -> None:
-    read = recipe_of_file(write(AXOLOTL), 8)
+    read = training_of_file(write(AXOLOTL), 8)
     assert (read.model, read.micro_batch, read.accumulation) == ("./llama", 2, 4)
     assert (read.sequence_length, read.precision, read.doubts) == (4096, "bf16", ())
     assert read.lora is not None
@@ -93,7 +97,7 @@ def test_a_file_of_axolotl() -> None:
 
 
 def test_a_file_of_llama_factory_with_deepspeeds() -> None:
-    read = recipe_of_file(write(FACTORY), 8)
+    read = training_of_file(write(FACTORY), 8)
     assert (read.micro_batch, read.accumulation, read.lora) == (1, 2, None)
     assert read.knobs["zero_stage"] == 3
     assert read.on_deepspeed
@@ -101,18 +105,18 @@ def test_a_file_of_llama_factory_with_deepspeeds() -> None:
 
 
 def test_a_file_of_trl_keeps_weights_as_they_are_loaded() -> None:
-    read = recipe_of_file(write(TRL), 8)
+    read = training_of_file(write(TRL), 8)
     assert (read.micro_batch, read.accumulation, read.sequence_length) == (16, 8, 2048)
     assert read.program.pure_bf16
-    assert not recipe_of_file(
+    assert not training_of_file(
         write(TRL.replace("torch_dtype: bfloat16\n", "")), 8
     ).program.pure_bf16
 
 
 def test_the_global_batch_is_that_of_all_ranks() -> None:
-    found = planned(write(AXOLOTL), "a100-8")
+    found = stated_plan(write(AXOLOTL), "a100-8")
     assert (found.job.global_batch, found.configuration.data_parallel) == (2 * 4 * 8, 8)
-    fewer = planned(write(AXOLOTL), "a100-8", gpus=4)
+    fewer = stated_plan(write(AXOLOTL), "a100-8", gpus=4)
     assert (fewer.job.global_batch, fewer.configuration.data_parallel) == (2 * 4 * 4, 4)
 
 
@@ -128,22 +132,22 @@ def test_exit_code_3_where_it_does_not_fit(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_a_value_that_stands_twice_is_the_last_and_named() -> None:
-    found = recipe_of_file(write(AXOLOTL + "micro_batch_size: 8\n"), 8)
+    found = training_of_file(write(AXOLOTL + "micro_batch_size: 8\n"), 8)
     assert found.micro_batch == 8
     assert any("micro_batch_size stands twice" in sentence for sentence in found.assumed)
-    assert not any("twice" in each for each in recipe_of_file(write(AXOLOTL), 8).assumed)
+    assert not any("twice" in each for each in training_of_file(write(AXOLOTL), 8).assumed)
 
 
 @pytest.mark.parametrize("words", [("--micro-batch-size", "8"), ("--micro_batch_size=8",)])
 def test_a_key_on_the_command_line_counts_before_the_file(words: tuple[str, ...]) -> None:
     name = write(AXOLOTL)
-    assert recipe_of_command(["-m", "axolotl.cli.train", name, *words], 8).micro_batch == 8
-    assert recipe_of_command(["-m", "axolotl.cli.train", name], 8).micro_batch == 2
+    assert training_of_command(["-m", "axolotl.cli.train", name, *words], 8).micro_batch == 8
+    assert training_of_command(["-m", "axolotl.cli.train", name], 8).micro_batch == 2
 
 
 def test_anchors_and_merged_tables_are_read() -> None:
     text = AXOLOTL.replace("lora_r: 32", "rank: &rank 64\nlora_r: *rank")
-    read = recipe_of_file(write(text), 8)
+    read = training_of_file(write(text), 8)
     assert read.lora is not None
     assert read.lora.rank == 64
 
@@ -152,32 +156,32 @@ def test_anchors_and_merged_tables_are_read() -> None:
 def test_what_only_a_start_fills_in_is_refused(value: str) -> None:
     text = AXOLOTL.replace("micro_batch_size: 2", f"micro_batch_size: '{value}'")
     with pytest.raises(InputError, match=r"micro_batch_size in train.yaml is .* filled in only"):
-        recipe_of_file(write(text), 8)
+        training_of_file(write(text), 8)
     # Of a key that changes nothing here it may stand.
-    recipe_of_file(write(AXOLOTL + f"output_dir: '{value}'\n"), 8)
+    training_of_file(write(AXOLOTL + f"output_dir: '{value}'\n"), 8)
 
 
 def test_a_batch_found_only_by_starting_is_refused() -> None:
     text = TRL.replace("train_batch_size: 16", "train_batch_size: auto")
     with pytest.raises(InputError, match="'auto', which is found only by starting it"):
-        recipe_of_file(write(text), 8)
+        training_of_file(write(text), 8)
 
 
 def test_deepspeeds_own_batch_must_agree() -> None:
     zero = {"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": 4}
     Path("ds/z2.json").write_text(json.dumps(zero))
     with pytest.raises(InputError, match=r"is 1 in train.yaml and 4 in z2.json; make them equal"):
-        recipe_of_file(write(FACTORY.replace("z3", "z2")), 8)
+        training_of_file(write(FACTORY.replace("z3", "z2")), 8)
     zero["train_micro_batch_size_per_gpu"] = 1
     Path("ds/z2.json").write_text(json.dumps(zero))
-    assert recipe_of_file(write(FACTORY.replace("z3", "z2")), 8).knobs["zero_stage"] == 2
+    assert training_of_file(write(FACTORY.replace("z3", "z2")), 8).knobs["zero_stage"] == 2
 
 
 def test_axolotls_batch_of_a_rank() -> None:
     text = AXOLOTL.replace("gradient_accumulation_steps: 4", "batch_size: 16")
-    assert recipe_of_file(write(text), 8).accumulation == 8
+    assert training_of_file(write(text), 8).accumulation == 8
     with pytest.raises(InputError, match=r"batch_size 15 of train.yaml is not a multiple"):
-        recipe_of_file(write(text.replace("batch_size: 16", "batch_size: 15")), 8)
+        training_of_file(write(text.replace("batch_size: 16", "batch_size: 15")), 8)
 
 
 @pytest.mark.parametrize(
@@ -191,23 +195,23 @@ def test_axolotls_batch_of_a_rank() -> None:
     ],
 )
 def test_what_changes_memory_and_is_not_counted_is_doubted(line: str) -> None:
-    doubts = recipe_of_file(write(f"{AXOLOTL}{line}\n"), 8).doubts
+    doubts = training_of_file(write(f"{AXOLOTL}{line}\n"), 8).doubts
     assert any(line.partition(":")[0] in doubt for doubt in doubts)
 
 
 def test_a_doubted_answer_has_no_probability_and_what_is_counted_is_not_doubted() -> None:
-    doubted = fit_recipe(write(f"{AXOLOTL}rl: dpo\n"), cluster="a100-8")
+    doubted = fit_training(write(f"{AXOLOTL}rl: dpo\n"), cluster="a100-8")
     assert doubted.to_json()["probability"] is None
-    assert fit_recipe(write(AXOLOTL), cluster="a100-8").doubts == ()
+    assert fit_training(write(AXOLOTL), cluster="a100-8").doubts == ()
 
 
 def test_an_optimizer_or_adapter_of_another_kind_is_doubted() -> None:
     text = FACTORY.replace("bf16: true", "bf16: true\noptim: adafactor\nquantization_bit: 8")
-    doubts = " ".join(recipe_of_file(write(text), 8).doubts)
+    doubts = " ".join(training_of_file(write(text), 8).doubts)
     assert "optim = adafactor" in doubts
     assert "quantization_bit = 8" in doubts
     frozen = FACTORY.replace("finetuning_type: full", "finetuning_type: freeze")
-    assert "finetuning_type = freeze" in " ".join(recipe_of_file(write(frozen), 8).doubts)
+    assert "finetuning_type = freeze" in " ".join(training_of_file(write(frozen), 8).doubts)
 
 
 @pytest.mark.parametrize(
@@ -255,9 +259,9 @@ def test_a_command_whose_file_is_missing(
 
 def test_sharding_of_fsdp_and_of_one_gpu() -> None:
     text = FACTORY.replace("deepspeed: ds/z3.json", "fsdp: full_shard auto_wrap offload")
-    knobs = recipe_of_file(write(text), 8).knobs
+    knobs = training_of_file(write(text), 8).knobs
     assert (knobs["sharding"], knobs["parameter_offload"]) == ("fsdp2", "cpu")
-    alone = planned(write(FACTORY), "a100-8", gpus=1)
+    alone = stated_plan(write(FACTORY), "a100-8", gpus=1)
     assert alone.configuration.get("zero_stage") == 0
     assert "states are whole on one GPU" in alone.assumed
 
@@ -272,30 +276,30 @@ def test_a_plan_has_the_command_as_today(capsys: pytest.CaptureFixture[str]) -> 
 def test_accelerates_file_and_deepspeeds_of_the_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
     monkeypatch.setenv("ACCELERATE_DEEPSPEED_ZERO_STAGE", "2")
-    read = recipe_of_file(write(FACTORY), 8)
+    read = training_of_file(write(FACTORY), 8)
     assert read.knobs["zero_stage"] == 3
     assert any("counts before ZeRO 2 of accelerate" in sentence for sentence in read.assumed)
     own = FACTORY.replace("deepspeed: ds/z3.json\n", "")
-    assert recipe_of_file(write(own), 8).knobs["zero_stage"] == 2
+    assert training_of_file(write(own), 8).knobs["zero_stage"] == 2
 
 
 def test_degrees_of_replicas_must_make_the_ranks() -> None:
     sharded = "fsdp_version: 2\nfsdp_config:\n  reshard_after_forward: true\n"
     text = FULL + f"{sharded}dp_shard_size: 4\ndp_replicate_size: 2\n"
-    found = planned(write(text), "a100-8")
+    found = stated_plan(write(text), "a100-8")
     assert (found.gpus, found.configuration.get("hsdp_replicas")) == (8, 2)
     with pytest.raises(InputError, match="divides 8 ranks, and 4 are started"):
-        planned(write(text), "a100-8", gpus=4)
+        stated_plan(write(text), "a100-8", gpus=4)
 
 
 def test_a_second_model_beside_it_is_doubted() -> None:
-    assert recipe_of_file(write(TRL), 8).doubts == ()
-    assert "beta" in recipe_of_file(write(TRL + "beta: 0.1\n"), 8).doubts[0]
+    assert training_of_file(write(TRL), 8).doubts == ()
+    assert "beta" in training_of_file(write(TRL + "beta: 0.1\n"), 8).doubts[0]
 
 
 def test_a_file_that_only_predicts_is_refused() -> None:
     with pytest.raises(InputError, match="has the keys of no framework"):
-        recipe_of_file(write(FACTORY + "do_predict: true\n"), 8)
+        training_of_file(write(FACTORY + "do_predict: true\n"), 8)
 
 
 @pytest.mark.slow
@@ -331,10 +335,10 @@ mode = "full"
 
 
 def test_a_file_of_torchtitan() -> None:
-    found = planned(write(TITAN, "titan.toml"), "a100-8")
-    assert (found.recipe.micro_batch, found.recipe.accumulation) == (2, 8)
+    found = stated_plan(write(TITAN, "titan.toml"), "a100-8")
+    assert (found.training.micro_batch, found.training.accumulation) == (2, 8)
     assert (found.job.global_batch, found.job.sequence_length) == (64, 8192)
-    assert (found.job.precision, found.recipe.doubts) == ("bf16", ())
+    assert (found.job.precision, found.training.doubts) == ("bf16", ())
     launch = found.configuration.launch
     assert (launch["tensor_parallel"], launch["data_parallel"]) == (2, 4)
     assert (launch["sharding"], launch["activation_checkpointing"]) == ("fsdp2", "full")
@@ -342,18 +346,18 @@ def test_a_file_of_torchtitan() -> None:
 
 def test_what_torchtitan_converts_is_doubted_and_a_job_stays_a_job() -> None:
     text = TITAN.replace('name = "llama3"', 'name = "llama3"\nconverters = ["float8"]')
-    assert "model.converters" in recipe_of_file(write(text, "titan.toml"), 8).doubts[0]
+    assert "model.converters" in training_of_file(write(text, "titan.toml"), 8).doubts[0]
     old = TITAN.replace("local_batch_size", "batch_size")
-    assert "training.batch_size" in recipe_of_file(write(old, "titan.toml"), 8).doubts[0]
+    assert "training.batch_size" in training_of_file(write(old, "titan.toml"), 8).doubts[0]
     job = 'sequence_length = 8\nglobal_batch = 8\nsteps = 1\n[model]\nconfig = "tiny-opt"\n'
-    assert not is_recipe_file(write(job, "job.toml"))
-    assert is_recipe_file("titan.toml")
+    assert not is_training_file(write(job, "job.toml"))
+    assert is_training_file("titan.toml")
 
 
 @pytest.mark.parametrize(("script", "doubts"), [("dpo.py", 1), ("sft.py", 0)])
 def test_a_script_of_another_loss_is_doubted(script: str, doubts: int) -> None:
     write("from trl import TrlParser\n", script)
-    read = recipe_of_command([script, "--config", write(TRL)], 8)
+    read = training_of_command([script, "--config", write(TRL)], 8)
     assert len(read.doubts) == doubts
     assert read.ranks == 1
 
@@ -365,12 +369,12 @@ def test_a_function_of_the_users_is_not_called() -> None:
         Path("mine", name).write_text(code)
     words = ["-m", "torchtitan.train", "--module", "mine", "--config", "f"]
     with pytest.raises(InputError, match=r"torchtitan.* are not read for a prediction"):
-        recipe_of_command(words, 8)
+        training_of_command(words, 8)
     assert not Path("called").exists()
 
 
 def test_checkpointing_of_fsdp_is_read() -> None:
     text = FULL + "fsdp_version: 2\nfsdp_config:\n  activation_checkpointing: true\n"
-    assert recipe_of_file(write(text), 8).knobs["activation_checkpointing"] == "full"
-    none = recipe_of_file(write(text.replace("true\n", "false\n")), 8).knobs
+    assert training_of_file(write(text), 8).knobs["activation_checkpointing"] == "full"
+    none = training_of_file(write(text.replace("true\n", "false\n")), 8).knobs
     assert none["activation_checkpointing"] == "none"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tuner.answer.recipes import RecipePlan, planned
+from tuner.answer.stated_training import StatedPlan, stated_plan
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.model_facts import facts_of
 
@@ -28,9 +28,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def read(arguments: str, ranks: int = 8) -> RecipePlan:
+def read(arguments: str, ranks: int = 8) -> StatedPlan:
     launcher = ["torchrun", f"--nproc-per-node={ranks}", "pretrain_gpt.py"]
-    return planned([*launcher, *arguments.split()], "h100-32")
+    return stated_plan([*launcher, *arguments.split()], "h100-32")
 
 
 def test_llama_3_8b_with_tensor_and_sequence_parallelism() -> None:
@@ -45,7 +45,7 @@ def test_llama_3_8b_with_tensor_and_sequence_parallelism() -> None:
     assert configuration.zero_stage == 1
     assert found.job.program.sequence_sharded
     assert found.job.precision == "bf16"
-    assert not found.recipe.doubts
+    assert not found.training.doubts
 
 
 def test_states_are_whole_without_the_distributed_optimizer() -> None:
@@ -98,7 +98,7 @@ def test_a_models_configuration_stands_for_sizes_that_are_missing(
     sizes = {"vocab_size": 50257, "n_positions": 1024, "n_embd": 1024, "n_layer": 24, "n_head": 16}
     Path("config.json").write_text(json.dumps({"model_type": "gpt2", **sizes}))
     command = f"{LLAMA} {TRAINED.replace('8192', '1024')}".replace(*changed)
-    found = planned(
+    found = stated_plan(
         ["torchrun", "--nproc-per-node=8", "pretrain_gpt.py", *command.split()],
         "h100-32",
         model_config=Path("config.json"),
@@ -109,5 +109,5 @@ def test_a_models_configuration_stands_for_sizes_that_are_missing(
 
 def test_its_fp8_is_doubted() -> None:
     assert any(
-        "fp8" in doubt for doubt in read(f"{LLAMA} {TRAINED} --fp8-format e4m3").recipe.doubts
+        "fp8" in doubt for doubt in read(f"{LLAMA} {TRAINED} --fp8-format e4m3").training.doubts
     )

@@ -16,16 +16,16 @@ from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.knobs import Value
 from tuner.search_spaces.model_names import config_of_model
-from tuner.workload.scripts.recipe import Recipe
-from tuner.workload.scripts.recipes import recipe_of_command, recipe_of_file
+from tuner.workload.scripts.frameworks.commands import training_of_command, training_of_file
+from tuner.workload.scripts.frameworks.training import StatedTraining
 
 #: Knobs that divide the ranks beside the replicas.
 _DEGREES = ("tensor_parallel", "pipeline_parallel", "sequence_parallel")
 
 
 @dataclass(frozen=True)
-class RecipeJob(TrainingJob):
-    """Job of a recipe, which another engine than DeepSpeed may train."""
+class StatedJob(TrainingJob):
+    """Job of a training, which another engine than DeepSpeed may train."""
 
     by_deepspeed: bool = True
 
@@ -36,10 +36,10 @@ class RecipeJob(TrainingJob):
 
 
 @dataclass(frozen=True)
-class RecipePlan:
-    """Job and configuration that a recipe describes, on so many GPUs."""
+class StatedPlan:
+    """Job and configuration that a training describes, on so many GPUs."""
 
-    recipe: Recipe
+    training: StatedTraining
     job: TrainingJob
     configuration: Configuration
     gpus: int
@@ -48,19 +48,19 @@ class RecipePlan:
     @property
     def sentences(self) -> tuple[str, ...]:
         """Notes on the values that were read and assumed, a sentence each."""
-        recipe = self.recipe
-        read = f"read from {recipe.source} ({recipe.framework}): {_stated(recipe)}"
+        training = self.training
+        read = f"read from {training.source} ({training.framework}): {_stated(training)}"
         return (read, *((f"assumed: {'; '.join(self.assumed)}",) if self.assumed else ()))
 
 
-def planned(
+def stated_plan(
     named: str | Sequence[str],
     cluster: Cluster | str = "auto",
     *,
     gpus: int | None = None,
     model_config: Path | None = None,
     sequence_length: int | None = None,
-) -> RecipePlan:
+) -> StatedPlan:
     """Return the job of a framework's file, or of a command as its words.
 
     Args:
@@ -73,56 +73,56 @@ def planned(
     found = cluster_of(cluster)
     devices = gpus or found.devices
     if isinstance(named, str):
-        recipe = recipe_of_file(named, devices)
+        training = training_of_file(named, devices)
     else:
-        recipe = recipe_of_command(named, devices, gpus=gpus)
-    ranks, degree = _ranks_of(recipe, found, gpus)
+        training = training_of_command(named, devices, gpus=gpus)
+    ranks, degree = _ranks_of(training, found, gpus)
     replicas = ranks // degree
-    job = RecipeJob(
-        name=Path(recipe.source).stem.replace(" ", "-"),
-        model=_model(recipe, model_config),
-        sequence_length=sequence_length or recipe.sequence_length,
-        global_batch=recipe.micro_batch * recipe.accumulation * replicas,
-        precision=recipe.precision,  # type: ignore[arg-type]
-        lora=recipe.lora,
-        program=recipe.program,
-        by_deepspeed=recipe.on_deepspeed,
+    job = StatedJob(
+        name=Path(training.source).stem.replace(" ", "-"),
+        model=_model(training, model_config),
+        sequence_length=sequence_length or training.sequence_length,
+        global_batch=training.micro_batch * training.accumulation * replicas,
+        precision=training.precision,  # type: ignore[arg-type]
+        lora=training.lora,
+        program=training.program,
+        by_deepspeed=training.on_deepspeed,
     )
-    knobs = {**recipe.knobs, "data_parallel": replicas}
-    notes = list(recipe.assumed)
+    knobs = {**training.knobs, "data_parallel": replicas}
+    notes = list(training.assumed)
     if replicas * int(str(knobs.get("sequence_parallel", 1))) == 1:
         notes += _over_one(knobs)
     if model_config is not None:
         notes.append(f"sizes of {model_config}")
-    if not (recipe.ranks or gpus):
+    if not (training.ranks or gpus):
         notes.append(f"on {ranks} GPUs, as it names no number")
     every = {"activation_checkpointing": "none", "optimizer_offload": "none", **knobs}
-    return RecipePlan(recipe, job, Configuration(Settings(every)), ranks, tuple(notes))
+    return StatedPlan(training, job, Configuration(Settings(every)), ranks, tuple(notes))
 
 
-def _model(recipe: Recipe, given: Path | None) -> Mapping[str, Any]:
+def _model(training: StatedTraining, given: Path | None) -> Mapping[str, Any]:
     """Return the model's configuration; InputError names --model-config, too."""
     if given is not None:
         return config_of_model(str(given))
-    if recipe.config is not None:
-        return recipe.config
-    if recipe.why_no_model:
-        raise InputError(recipe.why_no_model)
+    if training.config is not None:
+        return training.config
+    if training.why_no_model:
+        raise InputError(training.why_no_model)
     try:
-        return config_of_model(recipe.model)
+        return config_of_model(training.model)
     except InputError as error:
         raise InputError(f"{error}, or give its config.json by --model-config") from error
 
 
-def _ranks_of(recipe: Recipe, cluster: Cluster, gpus: int | None) -> tuple[int, int]:
+def _ranks_of(training: StatedTraining, cluster: Cluster, gpus: int | None) -> tuple[int, int]:
     """Return the ranks, and the product of the degrees that divide them beside the replicas."""
-    ranks = recipe.ranks or gpus or cluster.devices
-    degree = math.prod(int(str(recipe.knobs.get(name, 1))) for name in _DEGREES)
-    replicas = recipe.knobs.get("data_parallel")
+    ranks = training.ranks or gpus or cluster.devices
+    degree = math.prod(int(str(training.knobs.get(name, 1))) for name in _DEGREES)
+    replicas = training.knobs.get("data_parallel")
     if isinstance(replicas, int) and replicas * degree != ranks:
-        if recipe.ranks or gpus:
+        if training.ranks or gpus:
             raise InputError(
-                f"{recipe.source} divides {replicas * degree} ranks, and {ranks} are started; "
+                f"{training.source} divides {replicas * degree} ranks, and {ranks} are started; "
                 f"give --gpus {replicas * degree}, or other degrees"
             )
         ranks = replicas * degree
@@ -130,7 +130,7 @@ def _ranks_of(recipe: Recipe, cluster: Cluster, gpus: int | None) -> tuple[int, 
         enlarged(cluster, ranks)  # refuses what is not a multiple of a node
     if ranks % degree:
         raise InputError(
-            f"{recipe.source} divides the ranks by {degree}, which does not divide {ranks} GPUs; "
+            f"{training.source} divides the ranks by {degree}, which does not divide {ranks} GPUs; "
             "give a multiple by --gpus"
         )
     return ranks, degree
@@ -146,7 +146,7 @@ def _over_one(knobs: dict[str, Value]) -> list[str]:
     return ["states are whole on one GPU"]
 
 
-def fit_recipe(
+def fit_training(
     named: str | Sequence[str],
     *,
     cluster: Cluster | str = "auto",
@@ -163,7 +163,7 @@ def fit_recipe(
         named: the file, or the words of the command.
         changed: knobs in place of those that it states.
     """
-    found = planned(
+    found = stated_plan(
         named, cluster, gpus=gpus, model_config=model_config, sequence_length=sequence_length
     )
     launch = {**found.configuration.launch, **(changed.launch if changed else {})}
@@ -178,21 +178,21 @@ def fit_recipe(
         gpus=found.gpus,
         global_batch=global_batch,
     )
-    doubts = (*answer.doubts, *found.recipe.doubts)
+    doubts = (*answer.doubts, *found.training.doubts)
     return replace(answer, assumed=found.sentences, doubts=doubts)
 
 
-def _by_its_sizes(recipe: Recipe) -> str:
-    return f"{recipe.config['model_type']} by its sizes" if recipe.config else "a model"
+def _by_its_sizes(training: StatedTraining) -> str:
+    return f"{training.config['model_type']} by its sizes" if training.config else "a model"
 
 
-def _stated(recipe: Recipe) -> str:
-    lora = recipe.lora
+def _stated(training: StatedTraining) -> str:
+    lora = training.lora
     parts = [
-        recipe.model or _by_its_sizes(recipe),
-        f"micro-batch {recipe.micro_batch}, accumulation {recipe.accumulation}",
-        f"{recipe.sequence_length:,} tokens",
-        recipe.precision,
+        training.model or _by_its_sizes(training),
+        f"micro-batch {training.micro_batch}, accumulation {training.accumulation}",
+        f"{training.sequence_length:,} tokens",
+        training.precision,
         f"LoRA of rank {lora.rank} on {lora.targets}" if lora else "every parameter trained",
     ]
     if lora and lora.quantization != "none":

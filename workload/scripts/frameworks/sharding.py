@@ -1,23 +1,19 @@
-"""Sharding of states in recipes of transformers' family: DeepSpeed's file, FSDP, or neither."""
+"""Sharding of states as a command's facts say: DeepSpeed's configuration, FSDP, or neither."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.knobs import Value
-from tuner.search_spaces.typed_json import whole_number
 from tuner.workload.scripts.deepspeed_file import read_deepspeed
-from tuner.workload.scripts.frameworks.recipe_keys import RecipeKeys
-from tuner.workload.scripts.frameworks.settings import Settings
+from tuner.workload.scripts.frameworks.facts import Facts
 from tuner.workload.scripts.script_facts import OFFLOADS
 
-_STRATEGIES = {
-    "1": "full_shard", "2": "shard_grad_op", "3": "no_shard", "4": "hybrid_shard",
-}  # fmt: skip
+_STRATEGIES = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2")
 
 
 @dataclass(frozen=True)
@@ -39,41 +35,35 @@ class Sharding:
     doubts: tuple[str, ...] = ()
 
 
-def sharding_of(
-    keys: RecipeKeys, get: Callable[[str], Any], settings: Settings, source: str
-) -> Sharding:
+def sharding_of(facts: Facts) -> Sharding:
     """Return how states are sharded; InputError for a file that is missing, or two that differ."""
-    named = next((v for k in keys.deepspeed if (v := get(k)) not in (None, "", False)), None)
-    env = settings.env
-    by_accelerate = env.get("ACCELERATE_USE_DEEPSPEED", "").lower() == "true"
-    fsdp = _fsdp(keys, get, env, source)
-    if named is not None:
+    named, launched = facts.given("deepspeed"), facts.switched_on("launcher_deepspeed")
+    fsdp = _fsdp(facts)
+    if named not in (None, "", False):
         if fsdp is not None:
             raise InputError(
-                f"{source} names both DeepSpeed's configuration and FSDP, of which one shards the "
-                "states; leave one out"
+                f"{facts.source} names both DeepSpeed's configuration and FSDP, of which one "
+                "shards the states; leave one out"
             )
-        data, name = _deepspeed(named, settings, source)
-        found = _of_deepspeed(data, name)
-        if by_accelerate and (other := env.get("ACCELERATE_DEEPSPEED_ZERO_STAGE")):
-            stage = found.knobs["zero_stage"]
-            if other != str(stage):
-                text = f"ZeRO {stage} of {name}, which counts before ZeRO {other} of accelerate"
-                return Sharding(**{**vars(found), "assumed": (*found.assumed, text)})
+        found = _of_deepspeed(*_deepspeed(named, facts, facts.source))
+        other = facts.given("launcher_zero_stage")
+        stage = found.knobs["zero_stage"]
+        if launched and other not in (None, "", stage):
+            text = f"ZeRO {stage} of {found.file}, which counts before ZeRO {other} of accelerate"
+            return replace(found, assumed=(*found.assumed, text))
         return found
-    if by_accelerate:
-        return _by_accelerate(env, settings, source)
+    if launched:
+        return _by_launcher(facts)
     return fsdp or Sharding(knobs={"zero_stage": 0})
 
 
-def _deepspeed(named: Any, settings: Settings, source: str) -> tuple[Mapping[str, Any], str]:
+def _deepspeed(named: Any, facts: Facts, source: str) -> tuple[Mapping[str, Any], str]:
     if isinstance(named, Mapping):
         return named, source
-    path = Path(str(named))
-    file = settings.file
+    path, settings = Path(str(named)), facts.settings
     places = [settings.cwd / path]
-    if file is not None:  # the file may be read from another folder than it is started in
-        places += [parent / path for parent in file[1].resolve().parents]
+    if settings.file is not None:  # it may be read from another folder than it is started in
+        places += [parent / path for parent in settings.file[1].resolve().parents]
     found = next((place for place in places if place.is_file()), None)
     if found is None:
         raise InputError(
@@ -109,44 +99,34 @@ def _of_deepspeed(data: Mapping[str, Any], name: str) -> Sharding:
     return Sharding("deepspeed", name, knobs, numbers, precision, (), tuple(doubts))
 
 
-def _by_accelerate(env: Mapping[str, str], settings: Settings, source: str) -> Sharding:
-    file = env.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "")
-    if file and file != "none":
-        return _of_deepspeed(*_deepspeed(file, settings, "accelerate's configuration"))
-    stage = whole_number(env.get("ACCELERATE_DEEPSPEED_ZERO_STAGE", ""))
-    knobs: dict[str, Value] = {"zero_stage": 2 if stage is None else stage}
-    for knob, name in (("optimizer_offload", "OPTIMIZER"), ("parameter_offload", "PARAM")):
-        device = env.get(f"ACCELERATE_DEEPSPEED_OFFLOAD_{name}_DEVICE", "none")
+def _by_launcher(facts: Facts) -> Sharding:
+    file = facts.given("launcher_deepspeed_file")
+    if file not in (None, "", "none"):
+        return _of_deepspeed(*_deepspeed(file, facts, "accelerate's configuration"))
+    stage = facts.given("launcher_zero_stage")
+    knobs: dict[str, Value] = {"zero_stage": stage if type(stage) is int else 2}
+    for knob in OFFLOADS:
+        device = facts.given(f"launcher_{knob}")
         knobs[knob] = device if device in ("cpu", "nvme") else "none"
     return Sharding("deepspeed", "accelerate's configuration", knobs)
 
 
-def _fsdp(
-    keys: RecipeKeys, get: Callable[[str], Any], env: Mapping[str, str], source: str
-) -> Sharding | None:
-    given = [value for key in keys.fsdp if (value := get(key)) not in (None, "", False, [], {})]
-    by_env = env.get("ACCELERATE_USE_FSDP", "").lower() == "true"
-    if not given and not by_env:
+def _fsdp(facts: Facts) -> Sharding | None:
+    keys = facts.driver.facts["fsdp"].keys if "fsdp" in facts.driver.facts else ()
+    given = [value for key in keys if (value := facts.get(key)) not in (None, "", False, [], {})]
+    if not given and not facts.switched_on("launcher_fsdp"):
         return None
     words = [str(word) for value in given for word in _words(value)]
-    table = next((value for value in given if isinstance(value, Mapping)), {})
-    options = {str(key).removeprefix("fsdp_"): value for key, value in table.items()}
-    if by_env:
-        named = (
-            *("SHARDING_STRATEGY", "RESHARD_AFTER_FORWARD", "OFFLOAD_PARAMS", "VERSION"),
-            "ACTIVATION_CHECKPOINTING",
-        )
-        values = {name.lower(): env[f"FSDP_{name}"] for name in named if f"FSDP_{name}" in env}
-        options = {**values, **options}
-    version = str(get("fsdp_version") or options.get("version") or 1)
-    reshard = options.get("reshard_after_forward")
-    strategy = str(options.get("sharding_strategy") or reshard or "").lower()
-    strategy = _STRATEGIES.get(strategy, strategy)
-    strategies = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2")
-    strategy = next((word for word in words if word in strategies), strategy)
-    offload = str(options.get("offload_params", "offload" in words)).lower() == "true"
-    found = _of_fsdp(version, strategy, reshard, offload=offload, source=source)
-    if str(options.get("activation_checkpointing", "")).lower() != "true":
+    version, reshard = facts.given("fsdp_version") or 1, facts.given("fsdp_reshard")
+    strategy = facts.given("fsdp_strategy") or reshard or ""
+    if type(strategy) is int and 1 <= strategy <= 4:  # by its number in torch
+        strategy = _STRATEGIES[strategy - 1]
+    strategy = next((word for word in words if word in _STRATEGIES), str(strategy).lower())
+    offload = facts.switched_on("fsdp_offload")
+    if facts.given("fsdp_offload") is None:
+        offload = "offload" in words
+    found = _of_fsdp(str(version), strategy, reshard, offload=offload, source=facts.source)
+    if not facts.switched_on("fsdp_checkpointing"):
         return found
     return replace(found, knobs={**found.knobs, "activation_checkpointing": "full"})
 
