@@ -15,13 +15,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu_hour.nvml_recording import NvmlRecording, record_nvml
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.job import TrainingJob, load_job
 from tuner.workload.node.clocks.base import FixedGovernor
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.meters import Reading
 from tuner.workload.node.meters.nvml import NvmlMeter
-from tuner.workload.node.meters.nvml_recording import NvmlRecording, record_nvml
 from tuner.workload.node.runner import LocalRunner
 from tuner.workload.records.probe import Measurement, ProbeRecord, ProbeRequest, WindowPolicy
 

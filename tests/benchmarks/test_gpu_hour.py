@@ -15,6 +15,7 @@ from benchmarks.gpu_hour.conditions import QUESTIONS, read_back
 from benchmarks.gpu_hour.figures import energy_at_end_J
 from benchmarks.gpu_hour.hour import Hour
 from benchmarks.gpu_hour.knobs import CASES
+from benchmarks.gpu_hour.nvml_recording import NvmlRecording
 from benchmarks.gpu_hour.runs import lag_s, update_periods_s
 from tests.support.commands import finished
 from tests.twin import TwinGpu, TwinNode
@@ -22,7 +23,6 @@ from tests.twin.specimens import CORE_GPU
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.rules import broken_rules, unrunnable
-from tuner.workload.node.meters.nvml_recording import NvmlRecording
 
 ROOT = Path(__file__).parents[2]
 #: Pulses of 1000 W over 100 W at rest.

@@ -59,7 +59,7 @@ def test_every_option_is_explained_once() -> None:
         for flag in action.option_strings
         if flag not in ("-h", "--help", "--help-all")
     }
-    assert {"--deadline", "--today", "--record-nvml"} < every
+    assert {"--deadline", "--today", "--device-kind"} < every
     for flag in every:
         assert re.search(rf"^- `[^`]*{flag}\b", page, re.M), flag
 

@@ -223,7 +223,7 @@ def _tuned(folder: Path) -> Try:
 
 
 def _recordings(folder: Path) -> Try:
-    from tuner.workload.node.meters.nvml_recording import FORMAT, NvmlRecording
+    from benchmarks.gpu_hour.nvml_recording import FORMAT, NvmlRecording
 
     sound = {
         "version": FORMAT, "system": {"driver": "1"}, "devices": [{"name": "H100"}],

@@ -1,4 +1,4 @@
-"""A twin node that answers as a recorded one did (`tuner doctor --record-nvml`)."""
+"""A twin node that answers as a recorded one did (`benchmarks.gpu_hour.nvml_recording`)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu_hour.nvml_recording import COLUMNS, NvmlRecording
 from tests.twin import layout
 from tests.twin.gpu import TwinGpu
 from tests.twin.node import TwinNode
-from tuner.workload.node.meters.nvml_recording import COLUMNS, NvmlRecording
 
 #: The call that a column is read by, as errors are counted in a recording.
 _CALLS = {

@@ -13,7 +13,6 @@ from tuner.cli.arguments import add_shared
 from tuner.cli.options import (
     FAILED,
     OK,
-    Quantity,
     add_quantity,
     add_script,
     announcer,
@@ -159,17 +158,6 @@ def _doctor(args: argparse.Namespace) -> int:
             seen = survey(args.ray, device_kind=args.device_kind)
         answer(args, seen.to_json(), seen.lines())
         return OK if seen.cluster is not None else FAILED
-    if args.record_nvml is not None:
-        from tuner.workload.node.meters.base import MeterError
-        from tuner.workload.node.meters.nvml_recording import record_nvml
-
-        try:
-            recording = record_nvml(args.record_s, names=args.record_names)
-        except MeterError as error:
-            raise InputError(f"nothing to record: {error}") from error
-        recording.write(args.record_nvml)
-        answer(args, {"recording": str(args.record_nvml)}, recording.lines(args.record_nvml))
-        return OK
     from tuner.workload.node.facts import inspect_node
     from tuner.workload.node.meters.user_meter import own_meter
 
@@ -247,17 +235,4 @@ def add(commands: Commands) -> None:
     add_shared(doctor, "--device-kind")
     doctor.add_argument(
         "--meter", metavar="MODULE:CLASS", help="inspect a meter of your own (docs/your-meter.md)"
-    )
-    text = "record what the GPUs' driver answers, for a bug report, instead"
-    doctor.add_argument("--record-nvml", type=Path, metavar="FILE", help=text)
-    doctor.add_argument(
-        "--record-s",
-        action=Quantity,
-        unit="s",
-        default=60.0,
-        metavar="TIME",
-        help="length of the recording (default: 60s)",
-    )
-    doctor.add_argument(
-        "--record-names", action="store_true", help="keep the GPUs' UUIDs in the recording"
     )

@@ -5,17 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from unittest.mock import Mock
 
 import pynvml
 import pytest
 
+from benchmarks.gpu_hour.nvml_recording import COLUMNS, NvmlRecording, main, record_nvml
 from tests.twin import TwinGpu, TwinNode
 from tests.twin.replay import gpus_of, replayed_node
-from tuner.cli.main import main
 from tuner.search_spaces.errors import InputError
 from tuner.workload.node.meters.gpus import Gpu, clock_state
 from tuner.workload.node.meters.nvml import NvmlMeter
-from tuner.workload.node.meters.nvml_recording import COLUMNS, NvmlRecording, record_nvml
 
 pytestmark = pytest.mark.twin
 Make = Callable[..., TwinNode]
@@ -145,12 +145,31 @@ def test_other_files_are_refused(tmp_path: Path) -> None:
             replayed_node(tmp_path / "node", tmp_path / name)
 
 
-def test_doctor_records(
+def test_the_command_records(
     twin_node: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     twin_node(TwinGpu(), virtual_time=False)
     file = tmp_path / "nvml.json"
-    assert main(["doctor", "--record-nvml", str(file), "--record-s", "1s"]) == 0
+    assert main([str(file), "--seconds", "1"]) == 0
     assert "recorded 1 GPUs" in capsys.readouterr().out
     assert len(NvmlRecording.read(file).rows[0]) > 5
-    assert main(["doctor", "--record-nvml", str(file), "--record-s", "0s"]) == 2
+
+
+@pytest.mark.parametrize("seconds", ["0", "nan", "-1", "inf"])
+def test_a_recording_without_a_length_is_refused(
+    seconds: str, twin_node: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    twin_node(TwinGpu())
+    file = tmp_path / "nvml.json"
+    assert main([str(file), "--seconds", seconds]) == 2
+    assert "give a positive length" in capsys.readouterr().err
+    assert not file.exists()
+
+
+def test_without_a_driver_nothing_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+    monkeypatch.setattr(pynvml, "nvmlInit", Mock(side_effect=missing))
+    assert main([str(tmp_path / "nvml.json")]) == 2
+    assert "nothing was recorded: NVML does not start" in capsys.readouterr().err

@@ -1,5 +1,7 @@
 """Recording of NVML's answers on a node, so that a report of a fault can be replayed elsewhere.
 
+    python -m benchmarks.gpu_hour.nvml_recording nvml.json [--seconds 60] [--names]
+
 The file holds each query's answer or error code, and for a while the readings of every GPU with
 their times. It names neither the host nor a process, and GPUs by their numbers unless asked for
 their UUIDs. `tests.twin` replays it. Nothing is set on the GPUs.
@@ -7,9 +9,11 @@ their UUIDs. `tests.twin` replays it. Nothing is set on the GPUs.
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -19,6 +23,7 @@ from typing import Any
 
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.safe_files import write_text
+from tuner.workload.node.meters.base import MeterError
 from tuner.workload.node.meters.gpus import Gpu, open_nvml
 
 FORMAT = "joulefront-nvml-1"
@@ -254,3 +259,30 @@ def _reading(
     key = f"{gpu.index} {name} {reply['error']}"
     errors[key] = errors.get(key, 0) + 1
     return None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.gpu_hour.nvml_recording",
+        description="record what the NVIDIA driver answers, for a bug report",
+    )
+    parser.add_argument("file", type=Path, metavar="FILE")
+    parser.add_argument(
+        "--seconds", type=float, default=60.0, help="length of the recording (default: 60)"
+    )
+    parser.add_argument(
+        "--names", action="store_true", help="keep the GPUs' UUIDs in the recording"
+    )
+    options = parser.parse_args(argv)
+    try:
+        recording = record_nvml(options.seconds, names=options.names)
+    except (InputError, MeterError) as error:
+        print(f"nothing was recorded: {error}", file=sys.stderr)
+        return 2
+    recording.write(options.file)
+    print(*recording.lines(options.file), sep="\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
