@@ -10,11 +10,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InvalidValue
 from tuner.search_spaces.knobs import Value
+from tuner.workload.node.clocks import guard
 from tuner.workload.node.clocks.base import (
     AppliedSettings,
     GovernorError,
@@ -38,7 +41,7 @@ _NVML_SETTING = {
     "clock_MHz": "GpuLockedClocks",
     "power_limit_W": "PowerManagementLimit",
 }
-#: What a GPU takes none of if it refuses the setter.
+#: What a GPU, or its driver, refuses with the setter.
 _NOUNS = {
     "MemoryLockedClocks": "lock of its memory's clock",
     "GpuLockedClocks": "lock of its clock",
@@ -79,9 +82,10 @@ class NvmlGovernor:
             if not self.gpus:
                 raise MeterError("NVML runs, but no GPU is visible to this process")
             self._limits_mW = {gpu.uuid: _limit_mW(gpu) for gpu in self.gpus}
-            self._unsupported = set[str]()  # what was refused as such
+            self._unsupported: dict[str, str] = {}  # the reason against each refused setting
+            self._worked = set[str]()  # settings that a GPU has taken
             if None in self._limits_mW.values():
-                self._unsupported.add("PowerManagementLimit")
+                self._unsupported["PowerManagementLimit"] = self._takes_none("PowerManagementLimit")
             self.means = "locked clocks"
             self.why_not = LEFT_ALONE if leave_alone else self._find_means(guarded)
             self.can_set = not self.why_not
@@ -116,9 +120,12 @@ class NvmlGovernor:
             why_not = refused
         return why_not
 
+    def _takes_none(self, setting: str) -> str:
+        return f"{self.gpus[0].name} takes no {_NOUNS[setting]}"
+
     def _unsupported_knob(self, setting: str) -> UnsupportedKnob:
         (knob,) = (knob for knob, name in _NVML_SETTING.items() if name == setting)
-        return UnsupportedKnob(knob, f"{self.gpus[0].name} takes no {_NOUNS[setting]}")
+        return UnsupportedKnob(knob, self._unsupported[setting])
 
     def _supported(self) -> tuple[int, ...]:
         # GPUs before Volta cannot lock a clock (NVML API).
@@ -237,22 +244,65 @@ class NvmlGovernor:
         back = [earlier for key, earlier in self._touched.items() if key not in stay]
         if problems := put_back(self._nvml, back):
             raise GovernorError("; ".join(problems))
-        for number, (gpu, of_gpu) in enumerate(zip(used, wanted, strict=True)):
+        for gpu, of_gpu in zip(used, wanted, strict=True):
             for setting, values in of_gpu.items():
-                try:
-                    getattr(self._nvml, f"nvmlDeviceSet{setting}")(gpu.handle, *values)
-                except self._nvml.NVMLError_NotSupported:  # which only the attempt tells
-                    for key in {(left.uuid, setting) for left in used[number:]} - before:
-                        del self._touched[key]  # nor can it be put back
-                    self._unsupported.add(setting)
-                    self.restore()
-                    raise self._unsupported_knob(setting) from None
+                self._set(gpu, setting, values, new=set(self._touched) - before)
             limit_mW = of_gpu.get("PowerManagementLimit")
             if limit_mW and (now_mW := _limit_mW(gpu)) != limit_mW[0]:
                 raise GovernorError(
                     f"the power limit of GPU {gpu.index} is {now_mW} mW after {limit_mW[0]} mW "
                     "was set"
                 )
+
+    def _set(
+        self, gpu: Gpu, setting: str, values: Sequence[int], *, new: set[tuple[str, str]]
+    ) -> None:
+        # `new` are the settings that this change touches first.
+        for attempt in range(guard.TRIES):
+            try:
+                getattr(self._nvml, f"nvmlDeviceSet{setting}")(gpu.handle, *values)
+                self._worked.add(setting)
+                return
+            except self._nvml.NVMLError as error:
+                why = self._refusal(gpu, setting, error)
+                if not why:
+                    raise
+                if error.value in self._lasting or attempt == guard.TRIES - 1:
+                    break
+                time.sleep(guard.WAIT_S)
+        mine = {key for key in new if key[1] == setting}
+        put_back(self._nvml, [self._touched[key] for key in mine], tries=1)  # as far as it can be
+        for key in mine:
+            del self._touched[key]
+        self._unsupported[setting] = why
+        self.restore()
+        raise self._unsupported_knob(setting) from None
+
+    @property
+    def _lasting(self) -> tuple[int, int]:
+        # Errors of a setter that a further attempt meets again.
+        return self._nvml.NVML_ERROR_NOT_SUPPORTED, self._nvml.NVML_ERROR_NO_PERMISSION
+
+    def _refusal(self, gpu: Gpu, setting: str, error: Any) -> str:
+        """Return why the devices take no setting of a kind; "" if it is this GPU that fails.
+
+        Only the attempt tells: CAP_SYS_ADMIN is there in containers, and with drivers of clouds,
+        that permit nothing. Any other error refuses a setter that has never worked, too, as long
+        as the GPU answers.
+        """
+        if error.value == self._nvml.NVML_ERROR_NOT_SUPPORTED:
+            return self._takes_none(setting)
+        failing = error.value in (
+            self._nvml.NVML_ERROR_GPU_IS_LOST,
+            self._nvml.NVML_ERROR_RESET_REQUIRED,
+        )
+        lasting = error.value in self._lasting or setting not in self._worked
+        if failing or not lasting or gpu.query(None, "UUID") is None:
+            return ""
+        return (
+            f"the driver refuses any {_NOUNS[setting]} of {gpu.name} here ({error}); --no-clocks "
+            "leaves clocks and power limits alone"
+        )
 
     def delivered(self) -> dict[str, float]:
         return over_devices([clock_state(gpu) for gpu in self.gpus])

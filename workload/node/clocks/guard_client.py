@@ -57,18 +57,18 @@ class EarlierValues:
     values: tuple[int, ...] = ()
 
 
-def put_back(nvml: Any, earlier: Sequence[EarlierValues]) -> list[str]:
+def put_back(nvml: Any, earlier: Sequence[EarlierValues], *, tries: int = guard.TRIES) -> list[str]:
     """Restore as many earlier settings as possible; return a sentence for each failure."""
     problems = []
     for old in earlier:
         name = f"nvmlDevice{'Set' if old.values else 'Reset'}{old.what}"
-        for attempt in range(guard.TRIES):
+        for attempt in range(tries):
             try:
                 handle = nvml.nvmlDeviceGetHandleByUUID(old.uuid)
                 getattr(nvml, name)(handle, *old.values)
                 break
             except nvml.NVMLError as error:
-                if attempt == guard.TRIES - 1:
+                if attempt == tries - 1:
                     what = f"the {NOUNS[old.what]} of {old.uuid}"
                     problems.append(f"{what} was not put back: {error}")
                 else:

@@ -87,6 +87,65 @@ class TestNvmlGovernor:
         governor.apply(Settings(power_limit_W=300))
         governor.close()
 
+    @pytest.mark.parametrize("number", [2, 3, 4, 13, 19, 27, 999])
+    @pytest.mark.parametrize(
+        ("knob", "setter"),
+        [
+            ("clock_MHz", "GpuLockedClocks"),
+            ("memory_clock_MHz", "MemoryLockedClocks"),
+            ("power_limit_W", "PowerManagementLimit"),
+        ],
+    )
+    def test_a_setter_that_the_driver_refuses_costs_its_knob_alone(
+        self, fake: TwinNode, governor: NvmlGovernor, number: int, knob: str, setter: str
+    ) -> None:
+        values = {"clock_MHz": 900, "memory_clock_MHz": 1593, "power_limit_W": 250}
+        fake.fail(f"nvmlDeviceSet{setter}", number)
+        for _ in range(2):
+            with pytest.raises(UnsupportedKnob, match=f"^{knob} cannot be set: ") as caught:
+                governor.apply(Settings(values))
+            assert caught.value.knob == knob
+            assert locks(fake) == [None, None]
+            assert [fake.limit_W(0), fake.limit_W(1)] == [350.0, 375.0]
+        if number != 3:
+            assert "--no-clocks leaves" in str(caught.value)
+        del values[knob]
+        governor.apply(Settings(values))  # the others go on
+        governor.restore()
+        assert [fake.limit_W(0), fake.limit_W(1)] == [350.0, 375.0]
+
+    def test_an_error_that_passes_costs_nothing(
+        self, fake: TwinNode, governor: NvmlGovernor
+    ) -> None:
+        fake.fail("nvmlDeviceSetGpuLockedClocks", pynvml.NVML_ERROR_UNKNOWN, times=2)
+        governor.apply(Settings(clock_MHz=900))
+        assert locks(fake) == [(900, 900)] * 2
+
+    def test_permission_that_is_withdrawn_is_the_knobs(
+        self, fake: TwinNode, governor: NvmlGovernor
+    ) -> None:
+        governor.apply(Settings(clock_MHz=900))
+        fake.fail("nvmlDeviceSetGpuLockedClocks", pynvml.NVML_ERROR_NO_PERMISSION)
+        with pytest.raises(UnsupportedKnob, match="Insufficient Permissions"):
+            governor.apply(Settings(clock_MHz=1200))
+        assert locks(fake) == [None, None]
+
+    @pytest.mark.parametrize("number", [15, 16])
+    def test_a_gpu_that_fails_is_the_nodes(
+        self, fake: TwinNode, governor: NvmlGovernor, number: int
+    ) -> None:
+        fake.fail("nvmlDeviceSetGpuLockedClocks", number)
+        with pytest.raises(GovernorError, match="did not take"):
+            governor.apply(Settings(clock_MHz=900))
+
+    def test_a_gpu_that_answers_nothing_is_the_nodes(
+        self, fake: TwinNode, governor: NvmlGovernor
+    ) -> None:
+        fake.fail("nvmlDeviceSetGpuLockedClocks", pynvml.NVML_ERROR_UNKNOWN)
+        fake.fail("nvmlDeviceGetUUID", pynvml.NVML_ERROR_UNKNOWN)
+        with pytest.raises(GovernorError, match="did not take"):
+            governor.apply(Settings(clock_MHz=900))
+
     def test_sets_reads_back_and_puts_back_what_was_before(
         self, fake: TwinNode, governor: NvmlGovernor
     ) -> None:
