@@ -59,6 +59,8 @@ class TwinGpu:
         persistence: persistence mode; without it settings are lost when the last client closes.
         start_s: time that the first client's nvmlInit then takes for this GPU.
         memory_node: the nearest memory node; -1: NVML supports neither question.
+        numa_node: the memory node that the GPU's own memory is to Linux, as on a superchip; -1:
+            none, and the question is not supported.
         load: utilisation, until `TwinNode.set` changes it.
         step_s, micro_batch_s, sample_s: device time at the highest clock of each optimizer step of
             a rank, of each of its micro-batches, and of each sample in it. If any is given, the
@@ -137,6 +139,7 @@ class TwinGpu:
     start_s: float = 0.0
     cpus: tuple[int, ...] = ()
     memory_node: int = -1
+    numa_node: int = -1
     load: float = 0.0
     step_s: float = 0.0
     micro_batch_s: float = 0.0

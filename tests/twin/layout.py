@@ -97,6 +97,7 @@ class Gpu(ctypes.Structure):
         *_d("start_s step_s micro_batch_s sample_s clock_free_share"),
         *_i("memory_node"),
         ("cpus", ctypes.c_int64 * (MAX_CPUS // 64)),
+        *_i("numa_node"),
         *_d("load heat_MHz"),
         *_i("lost stalled open_error lock_low lock_high memory_low memory_high"),
         *_i("application_memory application_sm"),

@@ -52,6 +52,7 @@ class TwinNode(NodeState):
         for index, gpu in enumerate(gpus):
             gpu.write(state.gpu[index], index)
             Path(f"{path}.gpu{index}").touch()  # its device file, which guards lock
+        self._cached_bytes: dict[int, int] = {}
         self._library.twin_start(ctypes.byref(state))
         state.magic = layout.MAGIC
         self._tell_rights(root)
@@ -196,7 +197,29 @@ class TwinNode(NodeState):
                 setattr(device, f"{kind}_count", len(listed))
                 for entry, (pid, size) in zip(getattr(device, kind), listed, strict=False):
                     entry.pid, entry.bytes = pid, size
-            device.used_bytes = sum(size for _, size in (*compute, *graphics))
+            held = sum(size for _, size in (*compute, *graphics))
+            device.used_bytes = held + self._cached_bytes.get(gpu, 0)
+
+    def cache_files(self, gpu: int, cached_bytes: int, *, shared_bytes: int = 0) -> None:
+        """Let Linux keep files in a GPU's memory, which is a memory node (`TwinGpu.numa_node`).
+
+        Args:
+            shared_bytes: the part that is shared memory (tmpfs), and no cache.
+        """
+        with self._locked() as state:
+            device = state.gpu[gpu]
+            node, grown = device.numa_node, cached_bytes - self._cached_bytes.get(gpu, 0)
+            device.used_bytes += grown
+            total, bus = device.memory_bytes, device.pci_bus
+        status = Path(f"{self.path}.proc/driver/nvidia/gpus/0000:{bus:02x}:00.0/numa_status")
+        status.parent.mkdir(parents=True, exist_ok=True)
+        status.write_text(f"Node:            {node}\nStatus:          online\n")
+        self._cached_bytes[gpu] = cached_bytes
+        lines = {"MemTotal": total, "FilePages": cached_bytes, "Shmem": shared_bytes}
+        folder = Path(f"{self.path}.sys/devices/system/node/node{node}")
+        folder.mkdir(parents=True, exist_ok=True)
+        text = [f"Node {node} {name}: {size // 1024:14} kB" for name, size in lines.items()]
+        (folder / "meminfo").write_text("\n".join(text) + "\n")
 
     # ---- the truth
 

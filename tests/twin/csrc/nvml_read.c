@@ -138,6 +138,7 @@ PLAIN(nvmlDeviceGetMemoryBusWidth, unsigned int, gpu->bus_bits, gpu->bus_bits)
 PLAIN(nvmlDeviceGetArchitecture, unsigned int, 1, gpu->architecture)
 PLAIN(nvmlDeviceGetMaxPcieLinkGeneration, unsigned int, gpu->pcie_generation, gpu->pcie_generation)
 PLAIN(nvmlDeviceGetMaxPcieLinkWidth, unsigned int, gpu->pcie_width, gpu->pcie_width)
+PLAIN(nvmlDeviceGetNumaNodeId, int, gpu->numa_node >= 0, gpu->numa_node)
 PLAIN(nvmlDeviceGetPersistenceMode, unsigned int, 1, gpu->persistence)
 /* A getter of one number that a recording holds. */
 #define RECORDED(NAME, TYPE, COLUMN, OFFERED, VALUE) \

@@ -91,6 +91,7 @@ typedef struct {
     /* Device time of a rank's work: if there is any, the load is the ranks' (physics.c). */
     double step_s, micro_batch_s, sample_s, clock_free_share;
     int64_t memory_node, cpus[MAX_CPUS / 64]; /* nearest to it; memory_node -1: not supported */
+    int64_t numa_node; /* of the GPU's own memory, on a superchip; -1: not supported */
 
     /* What was asked of it. */
     double load, heat_MHz; /* heat_MHz: a forced thermal cap; 0: none */

@@ -17,6 +17,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,6 +36,8 @@ _REMEDIES = {
 }
 #: Bytes of NVML's record of a process (nvml.h, nvmlProcessInfo_t).
 PROCESS_BYTES = 24
+#: Sizes of a memory node's pages, kB (Linux, drivers/base/node.c).
+_NODE_PAGES = re.compile(r"(FilePages|Shmem):\s+(\d+) kB")
 #: NVML's reasons for a lower clock.
 _THROTTLES = {
     "throttle_power": ("SwPowerCap",),
@@ -85,6 +88,38 @@ class Gpu:
             return int(self.get("MemoryInfo").total) or None
         except self.nvml.NVMLError_NotSupported:
             return None
+
+    def file_cache_bytes(self, sys: str | Path = "/sys") -> int:
+        """Return the bytes of the GPU's memory in which Linux caches files; 0 if it caches none.
+
+        On superchips (GH200, GB200) and POWER9 the memory is a memory node of Linux, which gives
+        cached files up for whoever allocates memory. Shared memory is no cache.
+        """
+        node = self._memory_node()
+        if node is None:
+            return 0
+        root = f"{os.environ['JOULEFRONT_TWIN']}.sys" if on_twin() else sys
+        try:
+            text = Path(root, f"devices/system/node/node{node}/meminfo").read_text()
+        except OSError:
+            return 0
+        pages = {name: int(size) for name, size in _NODE_PAGES.findall(text)}
+        return 1024 * max(0, pages.get("FilePages", 0) - pages.get("Shmem", 0))
+
+    def _memory_node(self) -> int | None:
+        """Return the memory node that the GPU's own memory is to Linux; None if it is none."""
+        node: int | None = self.query(None, "NumaNodeId")
+        if node is not None:
+            return node
+        # The kernel module tells it of older drivers, too (nv-procfs.c).
+        address = str(getattr(self.query(None, "PciInfo"), "busId", ""))[-12:].lower()
+        proc = f"{os.environ['JOULEFRONT_TWIN']}.proc" if on_twin() else "/proc"
+        try:
+            text = Path(proc, f"driver/nvidia/gpus/{address}/numa_status").read_text()
+        except OSError:
+            return None
+        found = re.search(r"Node:\s+(\d+)", text)
+        return int(found[1]) if found else None
 
     @property
     def capability(self) -> tuple[int, int]:

@@ -137,7 +137,8 @@ class Nvidia(Platform):
         except MeterError:
             return ()
         try:
-            found = [_others(gpu, own) for gpu in visible_gpus(nvml, environ=self.environ)]
+            gpus = visible_gpus(nvml, environ=self.environ)
+            found = [_others(gpu, own, gpu.file_cache_bytes(self.sys)) for gpu in gpus]
         finally:
             query(nvml, None, nvml.nvmlShutdown)
         if own and not any(pids & set(own) for pids, _ in found):
@@ -264,7 +265,7 @@ class Nvidia(Platform):
                 driver = str(query(nvml, "", nvml.nvmlSystemGetDriverVersion))
                 unusable = unusable_gpus(nvml).items()
                 notes = [f"GPU {i} cannot be used: {why}" for i, why in unusable]
-                notes += [note for gpu in gpus for note in nvidia_health.notes(gpu)]
+                notes += [note for gpu in gpus for note in nvidia_health.notes(gpu, self.sys)]
                 return DeviceFacts(
                     tuple(_facts(gpu) for gpu in gpus),
                     driver,
@@ -303,7 +304,7 @@ def _facts(gpu: Gpu) -> GpuFacts:
     return GpuFacts(gpu.index, gpu.uuid, gpu.name, memory_bytes, bool(keeps))
 
 
-def _others(gpu: Gpu, own: Collection[int]) -> tuple[set[int], str]:
+def _others(gpu: Gpu, own: Collection[int], cached_bytes: int) -> tuple[set[int], str]:
     # The compute processes on one GPU, and a phrase if others use it.
     compute = gpu.query([], "ComputeRunningProcesses")
     graphics = gpu.query([], "GraphicsRunningProcesses")
@@ -311,7 +312,8 @@ def _others(gpu: Gpu, own: Collection[int]) -> tuple[set[int], str]:
     # Without the driver's reserve, where NVML tells it apart.
     memory = gpu.query(None, "MemoryInfo", "nvmlMemory_v2") or gpu.query(None, "MemoryInfo")
     # A notebook's kernel that looked at the GPU and now runs tuner does nothing else.
-    idle = {os.getpid()} if memory and memory.used <= HELD_SHARE * memory.total else set()
+    used_bytes = memory.used - cached_bytes if memory else 0
+    idle = {os.getpid()} if memory and used_bytes <= HELD_SHARE * memory.total else set()
     theirs = pids - {process.pid for process in graphics} - set(own) - idle
     if others := sorted(pid for pid in theirs if not _serves(gpu, pid)):
         noun = "processes" if len(others) > 1 else "process"
@@ -319,7 +321,7 @@ def _others(gpu: Gpu, own: Collection[int]) -> tuple[set[int], str]:
     if pids or memory is None or not memory.total:
         return pids, ""
     # A display's memory is explained by its processes (Xorg, gnome-shell, a browser).
-    held = memory.used - sum(process.usedGpuMemory or 0 for process in graphics)
+    held = used_bytes - sum(process.usedGpuMemory or 0 for process in graphics)
     if held <= HELD_SHARE * memory.total:
         return pids, ""
     return pids, (

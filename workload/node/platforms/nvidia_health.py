@@ -6,7 +6,9 @@ counts such errors.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
+from pathlib import Path
 
 from tuner.workload.node.meters.gpus import Gpu
 
@@ -20,6 +22,9 @@ _ACTIONS = {
     6: "a reset of its bus",
     7: "a reboot of the system",
 }
+#: Share of the memory from which cached files are worth a note. Driver 550.54.15 does
+#: not give them all up (eth-cscs/cscs-docs, pull request 216).
+CACHED_SHARE = 0.05
 #: States of the NVLink fabric in which CUDA does not start (nvml.h, nvmlGpuFabricState_t).
 _FABRIC = {1: "not registered", 2: "still being registered"}
 
@@ -36,8 +41,15 @@ def unusable(gpu: Gpu) -> str:
     return ""
 
 
-def notes(gpu: Gpu) -> Iterator[str]:
+def notes(gpu: Gpu, sys: str | Path = "/sys") -> Iterator[str]:
     """Yield warnings about a usable GPU, a sentence each."""
+    cached_bytes = gpu.file_cache_bytes(sys)
+    if cached_bytes > CACHED_SHARE * (gpu.memory_bytes or math.inf):
+        yield (
+            f"{cached_bytes / 2**30:.1f} GiB of GPU {gpu.index}'s memory hold cached files, which "
+            "Linux gives up when a job needs the memory; if a job runs out of memory all the same, "
+            "have root run: echo 1 > /proc/sys/vm/drop_caches"
+        )
     rows = gpu.query(None, "RemappedRows")
     if rows and rows[2]:
         yield (
