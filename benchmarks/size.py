@@ -29,7 +29,8 @@ LAYERS = (
     *("search_spaces", "workload", "models"),
     *("formatting", "pareto", "storage", "terminal"),
     *("problem", "executors", "search", "answer", "study"),
-    *("online", "receipt", "callbacks", "display", "result", "deploy", "api", "cli", "testing"),
+    *("online", "receipt", "callbacks", "display", "result", "deploy", "api", "cli"),
+    *("dashboard", "testing"),
 )
 #: Packages of `tuner.workload` from the ground up: each may import those before it.
 WORKLOAD_PARTS = ("records", "hook", "scripts", "program", "node")

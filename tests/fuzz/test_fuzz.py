@@ -343,7 +343,7 @@ def test_the_dashboard_is_on_loopback_unless_told_otherwise() -> None:
     import inspect
 
     from tuner.cli.main import command_parser
-    from tuner.display import dashboard
+    from tuner.dashboard import server as dashboard
 
     assert inspect.signature(dashboard.serve).parameters["host"].default == "127.0.0.1"
     assert command_parser().parse_args(["dashboard"]).host == "127.0.0.1"

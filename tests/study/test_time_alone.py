@@ -12,7 +12,7 @@ import tuner
 from tests.support.studies import LONG_JOB, ModelRunner
 from tests.twin import TwinGpu, TwinNode
 from tuner.answer.parts import as_json
-from tuner.display.dashboard import note
+from tuner.dashboard.server import note
 from tuner.display.progress import EventLines, metrics_of
 from tuner.display.record_text import record_lines
 from tuner.display.text import summary_lines

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from tuner.cli import catalog, demo, deploy, optimize, plan, probe, runs
+from tuner.cli.command_table import add_commands, is_left_out, left_out_error
 from tuner.cli.options import BAD_INPUT, FAILED, INTERRUPTED, OK
 from tuner.cli.parser import GROUPS, Commands, Parser, print_latest, take_latest
 from tuner.search_spaces.errors import InputError, NothingToTry
@@ -39,7 +39,7 @@ Answers go to standard output (with --json as JSON), progress to standard error.
 _WITH_PROGRAM = (["run"], ["optimize"], ["fit"], ["plan"], ["dev", "probe"])
 
 
-def command_parser() -> argparse.ArgumentParser:
+def command_parser() -> Parser:
     """Return the parser of `tuner` with every command."""
     parser = Parser(
         prog="tuner",
@@ -50,12 +50,9 @@ def command_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action=Version, help="print the version and exit")
     commands = Commands(parser)
-    for module in (optimize, plan, demo, runs, deploy, catalog, probe):
-        module.add(commands)
-    dev = commands.family("dev", "tools to develop with: one probe, drivers")
-    probe.add_dev(dev)
-    dev.describe({"commands": ("probe", "frameworks")})
-    commands.describe(GROUPS)
+    plugins = add_commands(commands)
+    parser.notices = plugins.left_out
+    commands.describe({**GROUPS, "plug-ins": [*plugins.found]})
     return parser
 
 
@@ -120,6 +117,11 @@ def _main(argv: Sequence[str] | None) -> int:
     if "--" in words and any(words[: len(c)] == c for c in _WITH_PROGRAM):
         cut = words.index("--")  # the user's program follows
         words, program = words[:cut], words[cut + 1 :]
+    for notice in parser.notices:
+        print(f"tuner: {notice}", file=sys.stderr)
+    if words and words[0] in parser.left_out:
+        print(f"tuner: {left_out_error(words[0], parser.left_out[words[0]])}", file=sys.stderr)
+        return BAD_INPUT
     numbers = (signal.SIGINT, signal.SIGTERM)
     ignored = [n for n in numbers if signal.getsignal(n) == signal.SIG_IGN]
     args = parser.parse_args(
@@ -151,6 +153,11 @@ def _main(argv: Sequence[str] | None) -> int:
     except InputError as error:
         latest = f" ({args.latest})" if args.latest else ""
         print(f"tuner: {error}{latest}", file=sys.stderr)
+        return BAD_INPUT
+    except ModuleNotFoundError as error:
+        if not is_left_out(error):
+            raise
+        print(f"tuner: {left_out_error(args.command, str(error.name))}", file=sys.stderr)
         return BAD_INPUT
     except KeyboardInterrupt as error:
         run, message = getattr(error, "run", None), "interrupted"

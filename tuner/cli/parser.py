@@ -27,6 +27,10 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**{**standard, **more})
         self._hint = hint
         self._first: Sequence[str] = ()
+        #: Extra of each command that this installation leaves out.
+        self.left_out: dict[str, str] = {}
+        #: Sentences on plug-ins that are left out.
+        self.notices: Sequence[str] = ()
         self._mixing = False  # inside argparse's own two passes over mixed arguments
         # "-5kJ" is a value too, so that the error names what is wrong with it.
         self._negative_number_matcher = re.compile(r"-\.?\d")
@@ -145,7 +149,7 @@ GROUPS = {
 class Commands:
     """Registry to which each module of this package adds its commands."""
 
-    def __init__(self, parser: argparse.ArgumentParser, dest: str = "command") -> None:
+    def __init__(self, parser: Parser, dest: str = "command") -> None:
         self.parser = parser
         self._whats: dict[str, str] = {}
         self._parsers = parser.add_subparsers(
@@ -200,11 +204,17 @@ class Commands:
         added.set_defaults(run_command=print_help)
         return Commands(added, dest=name)
 
+    def leave_out(self, names: Sequence[str], extra: str) -> None:
+        """Note commands whose extra is not installed."""
+        self.parser.left_out.update(dict.fromkeys(names, extra))
+
     def describe(self, groups: Mapping[str, Sequence[str]]) -> None:
-        """Add the commands to the parser's description, by group."""
+        """Add the commands to the parser's description, by group, as far as they are installed."""
         lines = [str(self.parser.description)]
         for title, names in groups.items():
-            lines += ["", f"{title}:", *(f"  {name:<11} {self._whats[name]}" for name in names)]
+            found = [name for name in names if name in self._whats]
+            if found:
+                lines += ["", f"{title}:", *(f"  {each:<11} {self._whats[each]}" for each in found)]
         self.parser.description = "\n".join(lines)
 
 

@@ -192,7 +192,7 @@ def _check(args: argparse.Namespace) -> int:
     return 1 if found.gone else OK
 
 
-def add_dev(commands: Commands) -> None:
+def _add_dev(commands: Commands) -> None:
     """Add the commands of `tuner dev` of this module."""
     probe = commands.command("probe", _probe, "run one probe on this machine and print its record")
     add_shared(probe, "[JOB] KNOB=VALUE", "--cluster")
@@ -221,7 +221,7 @@ def add_dev(commands: Commands) -> None:
 
 
 def add(commands: Commands) -> None:
-    """Add `tuner doctor`."""
+    """Add `tuner doctor` and `tuner dev`."""
     doctor = commands.command(
         "doctor",
         _doctor,
@@ -236,3 +236,6 @@ def add(commands: Commands) -> None:
     doctor.add_argument(
         "--meter", metavar="MODULE:CLASS", help="inspect a meter of your own (docs/your-meter.md)"
     )
+    dev = commands.family("dev", "tools to develop with: one probe, drivers")
+    _add_dev(dev)
+    dev.describe({"commands": ("probe", "frameworks")})

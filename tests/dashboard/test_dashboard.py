@@ -31,7 +31,7 @@ from tests.support.browser import dump_dom
 from tests.support.results import large_result, small_result
 from tests.support.studies import run_replay as replay
 from tuner.cli.main import main
-from tuner.display import dashboard
+from tuner.dashboard import server as dashboard
 from tuner.problem.run_folder import RunFolder
 from tuner.search_spaces.errors import InputError
 
@@ -333,7 +333,7 @@ def test_a_browser_is_let_in_by_the_printed_address(study: optuna.Study, journal
 def test_an_interrupt_while_a_page_is_made_ends_the_server(tmp_path: Path) -> None:
     code = """
         import sys, time
-        from tuner.display.dashboard import serve_until_interrupted
+        from tuner.dashboard.server import serve_until_interrupted
         def slow(environ, start_response):
             print("asked", flush=True)
             time.sleep(60)

@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from tuner.answer.answer import Answer
+from tuner.dashboard.guard import Application, guarded
 from tuner.display.advice import advice_lines
 from tuner.display.columns import ENERGY, TIME
-from tuner.display.guard import Application, guarded
 from tuner.display.view import View
 from tuner.formatting import counted, label
 from tuner.problem.run_folder import RunFolder
@@ -76,7 +76,7 @@ def serve(
     """Serve the dashboard of every study in `storage` until interrupted.
 
     Args:
-        token: what a browser must show: it is let in at `tuner.display.guard.guarded_url`. Every
+        token: what a browser must show: it is let in at `tuner.dashboard.guard.guarded_url`. Every
             user of this machine reaches loopback, so make it with `secrets.token_urlsafe()`.
         host: anything but loopback sends the token and the study over the network as plain text.
     """

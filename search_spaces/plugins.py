@@ -1,0 +1,87 @@
+"""Plug-ins of other distributions: the entry points of one socket, loaded and checked.
+
+A socket of joulefront is a protocol of a few methods. What is shipped stands in a table of the
+socket; another distribution adds to it by an entry point of the socket's group. A plug-in that
+cannot be used is described in one sentence, and everything else works without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+#: Attribute of a plug-in that names the version of the socket's protocol that it follows.
+VERSION = "PROTOCOL"
+
+
+@dataclass(frozen=True)
+class Socket:
+    """A place where other distributions plug in.
+
+    Attributes:
+        group: group of the entry points.
+        kind: what one is called in sentences, such as "command".
+        protocol: version of the protocol, which a plug-in names as its attribute `PROTOCOL`.
+        methods: names that a plug-in must have as callables.
+    """
+
+    group: str
+    kind: str
+    protocol: int
+    methods: tuple[str, ...]
+
+    def check(self, plugin: Any) -> str:
+        """Return what is wrong with a loaded plug-in; "" if it follows the protocol."""
+        version = getattr(plugin, VERSION, None)
+        if version != self.protocol:
+            return f"it must have {VERSION} = {self.protocol}, not {version!r}"
+        missing = [name for name in self.methods if not callable(getattr(plugin, name, None))]
+        return f"it must have {' and '.join(f'{name}()' for name in missing)}" if missing else ""
+
+
+@dataclass(frozen=True)
+class Plugins:
+    """The plug-ins of a socket that can be used, by name, and a sentence on each other one."""
+
+    found: dict[str, Any]
+    left_out: Sequence[str]
+
+
+def plugins_of(
+    socket: Socket,
+    taken: Collection[str],
+    *,
+    points: Callable[[str], Collection[EntryPoint]] | None = None,
+) -> Plugins:
+    """Load the plug-ins of a socket.
+
+    Args:
+        taken: names of what is shipped, which a plug-in may not use.
+        points: entry points of a group, in place of those of the installed distributions.
+    """
+    found: dict[str, Any] = {}
+    left_out = []
+    listed = points(socket.group) if points else entry_points(group=socket.group)
+    for point in listed:
+        if point.name in taken or point.name in found:
+            fault = f"the name {point.name!r} is taken; a plug-in needs a name of its own"
+        else:
+            try:
+                plugin = point.load()
+                fault = socket.check(plugin)
+            except Exception as error:  # of another distribution: whatever it raises
+                fault = f"it cannot be loaded ({type(error).__name__}: {str(error)[:200]})"
+            else:
+                if not fault:
+                    found[point.name] = plugin
+        if fault:
+            left_out.append(left_out_sentence(socket, point, fault))
+    return Plugins(found, left_out)
+
+
+def left_out_sentence(socket: Socket, point: EntryPoint, fault: str) -> str:
+    """Return one sentence that names the plug-in, its distribution and what is expected."""
+    origin = f" of {point.dist.name}" if point.dist is not None else ""
+    return f"the {socket.kind} {point.name!r} ({point.value}{origin}) is left out: {fault}"

@@ -1,0 +1,114 @@
+"""Socket of commands: what is shipped, what is left out, and plug-ins of other distributions."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tuner.cli import command_table
+from tuner.cli.command_table import SHIPPED, Provider
+from tuner.cli.main import command_parser, main
+from tuner.cli.parser import Commands, Parser
+
+PLUGIN = """
+PROTOCOL = 1
+
+def add(commands):
+    commands.command("weigh", lambda args: print("4 kJ") or 0, "weigh a job")
+"""
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Install a distribution with one plug-in of commands, as pip writes it."""
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def install(source: str, name: str = "weigh") -> None:
+        (tmp_path / "weighing.py").write_text(source)
+        info = tmp_path / "weighing-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: weighing\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[joulefront.commands]\n{name} = weighing\n")
+
+    yield install
+    sys.modules.pop("weighing", None)
+
+
+@pytest.mark.parametrize("provider", SHIPPED, ids=lambda each: each.module)
+def test_a_shipped_module_adds_the_commands_that_the_table_names(
+    provider: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parser = Parser(prog="tuner")
+    command_table.add_commands(Commands(parser), [provider])
+    (added,) = (action.choices for action in parser._actions if action.dest == "command")
+    assert tuple(added) == provider.commands
+
+
+def test_an_extra_that_is_left_out_takes_only_its_commands_with_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for provider in SHIPPED:
+        if provider.extra:
+            monkeypatch.setitem(sys.modules, provider.module, None)
+    assert main(["list", "clusters"]) == 0
+    assert main([]) == 0
+    out, err = capsys.readouterr()
+    assert "optimize" in out
+    assert "  plan" not in out
+    assert "  apply" not in out
+    assert err == ""
+    assert main(["plan", "opt-350m", "--cluster", "a100-8"]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("tuner: tuner plan needs a part of joulefront that is not installed here")
+    assert "(planner); install all parts: pip install '" in err
+    assert err.count("\n") == 1
+
+
+def test_a_part_that_a_command_misses_as_it_runs_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "tuner.study.plan_run", None)
+    assert main(["plan", "opt-350m", "--cluster", "a100-8"]) == 2
+    assert "tuner plan needs a part of joulefront" in capsys.readouterr().err
+
+
+def test_a_core_module_that_is_missing_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tuner.cli.optimize", None)
+    with pytest.raises(ModuleNotFoundError):
+        command_parser()
+
+
+def test_a_command_of_another_distribution_is_added(installed, capsys) -> None:
+    installed(PLUGIN)
+    assert main(["weigh"]) == 0
+    assert main([]) == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("4 kJ\n")
+    assert "plug-ins:\n  weigh       weigh a job\n" in out
+    assert err == ""
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "fault"),
+    [
+        ("raise OSError('no disk')", "weigh", "it cannot be loaded (OSError: no disk)"),
+        ("import nothing_of_this_name", "weigh", "it cannot be loaded (ModuleNotFoundError: No"),
+        (PLUGIN.replace("= 1", "= 2"), "weigh", "it must have PROTOCOL = 1, not 2"),
+        ("def add(commands): pass", "weigh", "it must have PROTOCOL = 1, not None"),
+        ("PROTOCOL = 1", "weigh", "it must have add()"),
+        (PLUGIN, "plan", "the name 'plan' is taken; a plug-in needs a name of its own"),
+        ("PROTOCOL = 1\ndef add(commands): 1 / 0", "weigh", "its add() failed (ZeroDivisionError"),
+        (PLUGIN.replace('"weigh"', '"plan"'), "weigh", "its add() failed ("),
+    ],
+)
+def test_a_plugin_that_cannot_be_used_is_named_and_left_out(
+    installed, capsys, source: str, name: str, fault: str
+) -> None:
+    installed(source, name)
+    assert main(["list", "clusters"]) == 0
+    err = capsys.readouterr().err
+    assert err.startswith(f"tuner: the command {name!r} ")
+    assert fault in err
+    assert err.count("\n") == 1

@@ -1,0 +1,86 @@
+"""Socket of commands: the modules that add commands to `tuner`, in one table.
+
+A provider is a module with `add(commands)`, which adds to the registry
+`tuner.cli.parser.Commands`. Those of this package stand in `SHIPPED`, which is read without
+importing them; another distribution brings one by an entry point of the group
+`joulefront.commands`, named like its command. An extra that has been left out takes its commands
+with it, and the others work without it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from tuner.cli.parser import Commands
+from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.extras import install_command
+from tuner.search_spaces.plugins import Plugins, Socket, plugins_of
+
+SOCKET = Socket("joulefront.commands", "command", 1, ("add",))
+
+
+@dataclass(frozen=True)
+class Provider:
+    """A module of this package that adds commands.
+
+    Attributes:
+        extra: the extra that it belongs to; "" for the core.
+    """
+
+    module: str
+    commands: tuple[str, ...]
+    extra: str = ""
+
+
+#: In the order of the reference (docs/cli.md).
+SHIPPED = (
+    Provider("tuner.cli.optimize", ("optimize", "replay")),
+    Provider("tuner.cli.plan", ("plan", "fit"), "planner"),
+    Provider("tuner.cli.demo", ("demo",), "simulated cluster"),
+    Provider("tuner.cli.runs", ("show", "choose", "runs")),
+    Provider("tuner.cli.exchange", ("import", "export"), "exchange of runs"),
+    Provider("tuner.cli.compare", ("compare", "explain"), "comparison"),
+    Provider("tuner.dashboard.command", ("dashboard",), "dashboard"),
+    Provider("tuner.cli.deploy", ("apply", "run"), "deployment"),
+    Provider("tuner.cli.catalog", ("list", "completion")),
+    Provider("tuner.cli.probe", ("doctor", "dev")),
+)
+
+
+def add_commands(commands: Commands, shipped: Sequence[Provider] = SHIPPED) -> Plugins:
+    """Add the commands of this package and of plug-ins; return the plug-ins."""
+    for provider in shipped:
+        try:
+            module = importlib.import_module(provider.module)
+        except ModuleNotFoundError as error:
+            if not (provider.extra and is_left_out(error)):
+                raise
+            commands.leave_out(provider.commands, provider.extra)
+        else:
+            module.add(commands)
+    plugins = plugins_of(SOCKET, {name for each in shipped for name in each.commands})
+    added, left_out = {}, [*plugins.left_out]
+    for name, plugin in plugins.found.items():
+        try:
+            plugin.add(commands)
+        except Exception as error:  # of another distribution: whatever it raises
+            fault = f"its add() failed ({type(error).__name__}: {str(error)[:200]})"
+            left_out.append(f"the command {name!r} is left out: {fault}")
+        else:
+            added[name] = plugin
+    return Plugins(added, left_out)
+
+
+def is_left_out(error: ModuleNotFoundError) -> bool:
+    """Return whether a module is missing that only this package has: a part of an extra."""
+    return (error.name or "").partition(".")[0] == "tuner"
+
+
+def left_out_error(command: str, extra: str) -> InputError:
+    """Return the error of a command whose extra is not in this installation."""
+    return InputError(
+        f"tuner {command} needs a part of joulefront that is not installed here ({extra}); install "
+        f"all parts: {install_command('all')}"
+    )

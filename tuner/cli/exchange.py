@@ -1,0 +1,78 @@
+"""`tuner import` makes a run of CSV files, and `tuner export` a file of a run."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+from pathlib import Path
+
+from tuner.cli.arguments import add_shared
+from tuner.cli.options import OK, add_options, answer, made_of_options
+from tuner.cli.parser import Commands
+from tuner.search_spaces.errors import InputError, UnknownName
+from tuner.study.csv_import import CsvOptions
+
+
+def _import(args: argparse.Namespace) -> int:
+    from tuner.api import front_of_csv
+    from tuner.display.text import summary_lines
+
+    if not args.files:
+        raise InputError("name the CSV files: tuner import FILE ...")
+    result, read = front_of_csv(
+        args.files,
+        made_of_options(args, CsvOptions),
+        baseline=args.baseline or (),
+        name=args.name,
+        runs_dir=args.runs_dir,
+    )
+    answer(args, {**result.to_json(), "read": read}, [read, *summary_lines(result)])
+    return OK
+
+
+def _export(args: argparse.Namespace) -> int:
+    from contextlib import nullcontext
+
+    from tuner.deploy.bundle import make_bundle, redacted_copy
+    from tuner.display.export import write_csv
+    from tuner.problem.run_folder import find_run
+    from tuner.study.load import result_of
+
+    kind = {".csv": "csv", ".zip": "bundle"}.get(Path(args.to).suffix.lower())
+    if kind is not None:
+        raise InputError(f"--to takes the format: --to {kind} --out {shlex.quote(args.to)}")
+    run = find_run(args.run, args.runs_dir)
+    if args.to == "bundle":
+        made = make_bundle(run, Path(args.out) if args.out else None, redact=args.redact)
+        answer(args, made.to_json(), made.lines())
+        return OK
+    if args.to != "csv":
+        raise UnknownName("format", args.to, ["csv", "bundle"])
+    out = args.out
+    if args.redact:
+        out = out or f"{run.name}-redacted.csv"
+    with redacted_copy(run) if args.redact else nullcontext(run) as source:
+        path = write_csv(result_of(source), out)
+    data = {"to": args.to, "out": str(path), **({"redacted": True} if args.redact else {})}
+    answer(args, data, [f"{args.to}: {path}"])
+    return OK
+
+
+def add(commands: Commands) -> None:
+    """Add the commands of this module."""
+    csv = commands.command("import", _import, "make a run of CSV files: one row a past run")
+    add = csv.add_argument
+    add("files", nargs="*", metavar="FILE", help="CSV files with time, energy and knobs")
+    add_options(csv, CsvOptions)
+    subject = "configuration in use today"
+    add("--today", dest="baseline", nargs="+", metavar="KNOB=VALUE", help=subject)
+    add("--name", metavar="NAME", help="name of the run")
+    add_shared(csv, "--runs-dir")
+    export = commands.of_run("export", _export, "a run's points as CSV, or the run as one file")
+    text = "csv, or bundle (a zip file)"
+    export.add_argument("--to", required=True, metavar="FORMAT", help=text)
+    export.add_argument(
+        "--out", metavar="PATH", help="file (default: in the run; a bundle, or redacted: here)"
+    )
+    text = "replace host and user names, paths, and what looks like a secret"
+    export.add_argument("--redact", action="store_true", help=text)
