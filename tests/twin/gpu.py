@@ -57,7 +57,10 @@ class TwinGpu:
         power_profiles: mask of the workload power profiles in effect, e.g. 2 for Max-Q, which
             lowers the clock; -1: not supported.
         persistence: persistence mode; without it settings are lost when the last client closes.
-        start_s: time that the first client's nvmlInit then takes for this GPU.
+        start_s, start_busy_s: time that the first client's nvmlInit then takes for this GPU, and
+            how long it is told as utilisation afterwards.
+        fabric_status, compute_mode: NVML's code with which the registration at the fabric ended,
+            and its compute mode (0: default, 2: prohibited, 3: exclusive process).
         memory_node: the nearest memory node; -1: NVML supports neither question.
         numa_node: the memory node that the GPU's own memory is to Linux, as on a superchip; -1:
             none, and the question is not supported.
@@ -137,6 +140,9 @@ class TwinGpu:
     power_profiles: int = -1
     persistence: bool = True
     start_s: float = 0.0
+    start_busy_s: float = 0.0
+    fabric_status: int = 0
+    compute_mode: int = 0
     cpus: tuple[int, ...] = ()
     memory_node: int = -1
     numa_node: int = -1

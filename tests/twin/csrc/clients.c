@@ -40,8 +40,12 @@ double twin_enter(node_t *node) {
     double seconds = 0;
     twin_release(node);
     for (int64_t i = 0; i < node->gpus; i++) {
-        if (!node->gpu[i].started) seconds += node->gpu[i].start_s;
-        node->gpu[i].started = 1;
+        gpu_t *gpu = &node->gpu[i];
+        if (!gpu->started) {
+            seconds += gpu->start_s;
+            gpu->started_s = twin_now(node) + seconds;
+        }
+        gpu->started = 1;
     }
     twin_leave(node);
     if (node->client_count < MAX_CLIENTS) node->client[node->client_count++] = getpid();

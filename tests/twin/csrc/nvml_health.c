@@ -93,7 +93,7 @@ GET(nvmlDeviceGetGpuFabricInfoV, fabric_t *out) {
     if (out->version != FABRIC_V2) return leave(VERSION_MISMATCH);
     if (gpu->fabric_state < 0) return leave(NOT_SUPPORTED);
     memset(out->cluster, 0, sizeof out->cluster);
-    out->status = SUCCESS;
+    out->status = (int)gpu->fabric_status;
     out->clique = out->health = 0;
     out->state = (unsigned char)gpu->fabric_state;
     return leave(SUCCESS);

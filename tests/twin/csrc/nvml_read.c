@@ -139,6 +139,7 @@ PLAIN(nvmlDeviceGetArchitecture, unsigned int, 1, gpu->architecture)
 PLAIN(nvmlDeviceGetMaxPcieLinkGeneration, unsigned int, gpu->pcie_generation, gpu->pcie_generation)
 PLAIN(nvmlDeviceGetMaxPcieLinkWidth, unsigned int, gpu->pcie_width, gpu->pcie_width)
 PLAIN(nvmlDeviceGetNumaNodeId, int, gpu->numa_node >= 0, gpu->numa_node)
+PLAIN(nvmlDeviceGetComputeMode, int, 1, gpu->compute_mode)
 PLAIN(nvmlDeviceGetPersistenceMode, unsigned int, 1, gpu->persistence)
 /* A getter of one number that a recording holds. */
 #define RECORDED(NAME, TYPE, COLUMN, OFFERED, VALUE) \
@@ -334,7 +335,9 @@ GET(nvmlDeviceGetUtilizationRates, utilization_t *out) {
         out->gpu = out->memory = code ? 0 : (unsigned int)value;
         return leave(code);
     }
-    out->gpu = (unsigned int)(100 * (twin_trains(gpu) ? gpu->utilisation : gpu->load) + 0.5);
+    double load = twin_trains(gpu) ? gpu->utilisation : gpu->load;
+    if (twin_now(node) < gpu->started_s + gpu->start_busy_s) load = 1;
+    out->gpu = (unsigned int)(100 * load + 0.5);
     out->memory = out->gpu / 2;
     return leave(SUCCESS);
 }

@@ -88,6 +88,8 @@ typedef struct {
     int64_t recovery_action, fabric_state, link_recoveries; /* -1: not supported */
     int64_t power_profiles; /* mask of those in effect; -1: not supported */
     double start_s; /* of the first client's nvmlInit, when persistence mode is off */
+    double start_busy_s; /* how long that start counts as work afterwards */
+    int64_t fabric_status, compute_mode;
     /* Device time of a rank's work: if there is any, the load is the ranks' (physics.c). */
     double step_s, micro_batch_s, sample_s, clock_free_share;
     int64_t memory_node, cpus[MAX_CPUS / 64]; /* nearest to it; memory_node -1: not supported */
@@ -98,6 +100,7 @@ typedef struct {
     int64_t lost, stalled, open_error; /* open_error: NVML's code when the GPU is opened */
     int64_t lock_low, lock_high, memory_low, memory_high, application_memory, application_sm;
     double limit_W;
+    double started_s; /* end of its last start */
     int64_t persistence, started, used_bytes; /* started: the driver holds it */
     int64_t compute_count, graphics_count;
     process_t compute[MAX_PROCESSES], graphics[MAX_PROCESSES];

@@ -31,6 +31,8 @@ from tuner.workload.node.meters.base import MeterError, NoDriver
 _NONE = ("-1", "NoDevFiles")
 #: What to do about an NVML that does not start, by its error.
 _REMEDIES = {
+    12: "in a container, start it with NVIDIA_DRIVER_CAPABILITIES=compute,utility, which brings "
+    "NVML's library",
     18: "reboot, or reload the driver",  # the driver was updated under a loaded older one
     999: "in a container, start it again: it may have lost its GPUs",  # nvidia-container-toolkit 48
 }
@@ -174,14 +176,20 @@ class Gpu:
         """True if the GPU lets its power fall slowly after work (Blackwell's power smoothing)."""
         return bool(self.field("NVML_FI_PWR_SMOOTHING_ENABLED"))
 
-    def fabric_state(self) -> int | None:
-        """Return NVML's state of the GPU in its NVLink fabric; None without one."""
+    def fabric_state(self) -> tuple[int, str] | None:
+        """Return NVML's state of the GPU in its NVLink fabric, and the error with which its
+        registration ended; None without a fabric.
+        """
+        nvml = self.nvml
         try:
-            reply = self.nvml.c_nvmlGpuFabricInfo_v2_t()
-            self.nvml.nvmlDeviceGetGpuFabricInfoV(self.handle, ctypes.byref(reply))
-        except (self.nvml.NVMLError, AttributeError):
+            reply = nvml.c_nvmlGpuFabricInfo_v2_t()
+            nvml.nvmlDeviceGetGpuFabricInfoV(self.handle, ctypes.byref(reply))
+        except (nvml.NVMLError, AttributeError):
             return None
-        return int(reply.state)
+        # The status has a meaning only once the registration is complete (nvml.h).
+        state, status = int(reply.state), int(reply.status)
+        failed = state == nvml.NVML_GPU_FABRIC_STATE_COMPLETED and status != nvml.NVML_SUCCESS
+        return state, str(nvml.NVMLError(status)) if failed else ""
 
     def slices(self) -> tuple[Gpu, ...]:
         """Return the MIG slices that this process may open; empty without MIG."""
@@ -242,7 +250,7 @@ def open_nvml(*, dev: str | Path = "/dev") -> Any:
     except nvml.NVMLError as error:
         missing = (nvml.NVML_ERROR_LIBRARY_NOT_FOUND, nvml.NVML_ERROR_DRIVER_NOT_LOADED)
         kind = absent if error.value in missing else MeterError
-        remedy = _REMEDIES.get(error.value, "")
+        remedy = "" if kind is NoDriver else _REMEDIES.get(error.value, "")
         why = str(error).rstrip(".") + (remedy and f"; {remedy}")
         raise kind(f"NVML does not start: {why}") from error
     return nvml

@@ -137,34 +137,16 @@ class Nvidia(Platform):
         except MeterError:
             return ()
         try:
-            gpus = visible_gpus(nvml, environ=self.environ)
-            found = [_others(gpu, own, gpu.file_cache_bytes(self.sys)) for gpu in gpus]
+            return self._busy(visible_gpus(nvml, environ=self.environ), own)
         finally:
             query(nvml, None, nvml.nvmlShutdown)
+
+    def _busy(self, gpus: Sequence[Gpu], own: Collection[int]) -> tuple[str, ...]:
+        found = [_others(gpu, own, gpu.file_cache_bytes(self.sys)) for gpu in gpus]
         if own and not any(pids & set(own) for pids, _ in found):
             return ()
         phrases = tuple(phrase for _, phrase in found if phrase)
-        return phrases or (() if own else self._worked_on())
-
-    def _worked_on(self) -> tuple[str, ...]:
-        # A neighbour that shares a GPU by time slices is in no list. NVML's utilisation is that of
-        # up to the last second, and a display has some.
-        def works(gpu: Gpu) -> str:
-            shown = gpu.query([], "GraphicsRunningProcesses")
-            rates = None if shown else gpu.query(None, "UtilizationRates")
-            return f"GPU {gpu.index} works for a process that cannot be seen from here" * bool(
-                rates and rates.gpu
-            )
-
-        found: list[str] = []
-        for check in range(CHECKS):
-            if check:
-                time.sleep(CHECK_APART_S)
-            working = [phrase for phrase in self._each(works) if phrase]
-            found = [phrase for phrase in found if phrase in working] if check else working
-            if not found:
-                break
-        return tuple(found)
+        return phrases or (() if own else _worked_on(gpus))
 
     def memory_held(self, pids: Collection[int]) -> int | None:
         """Return the memory in use on the fullest GPU, CUDA's context included, bytes."""
@@ -183,8 +165,8 @@ class Nvidia(Platform):
     ) -> float:
         """Wait until nothing is left on the GPUs; return the seconds that it took."""
         began_s = clock()
-        with contextlib.suppress(InputError, MeterError):
-            while self.busy() and clock() - began_s <= limit_s:
+        with contextlib.suppress(InputError, MeterError), opened_gpus(self.environ) as (_, gpus):
+            while self._busy(gpus, ()) and clock() - began_s <= limit_s:
                 sleep(0.1)
         return clock() - began_s
 
@@ -302,6 +284,32 @@ def _facts(gpu: Gpu) -> GpuFacts:
     keeps = gpu.query(1, "PersistenceMode")
     memory_bytes = query(gpu.nvml, None, lambda: gpu.memory_bytes)
     return GpuFacts(gpu.index, gpu.uuid, gpu.name, memory_bytes, bool(keeps))
+
+
+def _worked_on(gpus: Sequence[Gpu]) -> tuple[str, ...]:
+    """Describe GPUs that work although no process is seen on them, a phrase each.
+
+    A neighbour that shares a GPU by time slices is in no list. NVML's utilisation is that of up to
+    the last second, and a display has some. Without persistence mode the first client starts the
+    GPU, which counts as its work: the first look is then thrown away.
+    """
+    unseen = [gpu for gpu in gpus if not gpu.query([], "GraphicsRunningProcesses")]
+    starting = any(gpu.query(1, "PersistenceMode") == 0 for gpu in gpus)
+    working = _working(unseen)
+    for _ in range(CHECKS - 1 + starting):
+        if not working:
+            break
+        time.sleep(CHECK_APART_S)
+        now = _working(unseen)
+        working, starting = now if starting else [g for g in working if g in now], False
+    return tuple(
+        f"GPU {gpu.index} works for a process that cannot be seen from here" for gpu in working
+    )
+
+
+def _working(gpus: Sequence[Gpu]) -> list[Gpu]:
+    rates = [(gpu, gpu.query(None, "UtilizationRates")) for gpu in gpus]
+    return [gpu for gpu, each in rates if each and each.gpu]
 
 
 def _others(gpu: Gpu, own: Collection[int], cached_bytes: int) -> tuple[set[int], str]:

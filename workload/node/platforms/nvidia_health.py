@@ -27,16 +27,25 @@ _ACTIONS = {
 CACHED_SHARE = 0.05
 #: States of the NVLink fabric in which CUDA does not start (nvml.h, nvmlGpuFabricState_t).
 _FABRIC = {1: "not registered", 2: "still being registered"}
+#: Compute modes (nvml.h, nvmlComputeMode_t).
+_PROHIBITED, _EXCLUSIVE = 2, (1, 3)
 
 
 def unusable(gpu: Gpu) -> str:
     """Return why no program can use a GPU that NVML opens, a sentence; "" if one can."""
     if action := gpu.field("NVML_FI_DEV_GET_GPU_RECOVERY_ACTION"):
         return f"GPU {gpu.index} ({gpu.uuid}) waits for {_ACTIONS.get(action, f'action {action}')}"
-    if state := _FABRIC.get(gpu.fabric_state() or 0):
+    state, _ = gpu.fabric_state() or (0, "")
+    if state in _FABRIC:
         return (
-            f"GPU {gpu.index} ({gpu.uuid}) is {state} with the NVLink fabric, and CUDA does not "
-            "start before; start nvidia-fabricmanager (and nvidia-imex between nodes)"
+            f"GPU {gpu.index} ({gpu.uuid}) is {_FABRIC[state]} with the NVLink fabric, and CUDA "
+            "does not start before; start nvidia-fabricmanager (and nvidia-imex between nodes)"
+        )
+    if gpu.query(0, "ComputeMode") == _PROHIBITED:
+        return (
+            f"GPU {gpu.index} ({gpu.uuid}) takes no program (compute mode prohibited); have root "
+            f"run: nvidia-smi -i {gpu.index} -c DEFAULT; or choose others with "
+            "CUDA_VISIBLE_DEVICES"
         )
     return ""
 
@@ -49,6 +58,17 @@ def notes(gpu: Gpu, sys: str | Path = "/sys") -> Iterator[str]:
             f"{cached_bytes / 2**30:.1f} GiB of GPU {gpu.index}'s memory hold cached files, which "
             "Linux gives up when a job needs the memory; if a job runs out of memory all the same, "
             "have root run: echo 1 > /proc/sys/vm/drop_caches"
+        )
+    if error := (gpu.fabric_state() or (0, ""))[1]:
+        yield (
+            f"the registration of GPU {gpu.index} with the NVLink fabric ended with an error "
+            f"({error}): CUDA may not start, or without NVLink; restart nvidia-fabricmanager (and "
+            "nvidia-imex between nodes), or reset the GPU"
+        )
+    if gpu.query(0, "ComputeMode") in _EXCLUSIVE:
+        yield (
+            f"GPU {gpu.index} takes one process at a time (compute mode exclusive): a command of "
+            "which a second process uses it fails"
         )
     rows = gpu.query(None, "RemappedRows")
     if rows and rows[2]:

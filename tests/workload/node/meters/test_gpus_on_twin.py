@@ -179,14 +179,16 @@ class TestNvmlThatDoesNotStart:
     ) -> None:
         """A container without the driver's library may still have the GPU's file."""
         twin_node().fail("nvmlInit", code)
-        with pytest.raises(NoDriver):
+        with pytest.raises(NoDriver, match=r"^NVML does not start: [^;]*$"):  # no container's fault
             open_nvml(dev=tmp_path)
         assert not detect_cluster(dev=tmp_path, environ={}).device.is_gpu
         (tmp_path / "nvidiactl").touch()
         assert not detect_cluster(dev=tmp_path, environ={}).device.is_gpu
         (tmp_path / "nvidia3").touch()
-        with pytest.raises(InputError, match="GPUs of this machine cannot be asked"):
+        with pytest.raises(InputError, match="GPUs of this machine cannot be asked") as found:
             detect_cluster(dev=tmp_path, environ={})
+        remedy = "NVIDIA_DRIVER_CAPABILITIES=compute,utility"
+        assert (remedy in str(found.value)) == (code == pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
 
     def test_an_absent_binding_is_no_gpu_either(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pynvml
 import pytest
@@ -167,6 +168,10 @@ def _power_differs() -> tuple[TwinGpu, ...]:
         (_power_differs(), "this machine has different GPUs"),
         ((TwinGpu(recovery_action=1),), "waits for a reset"),
         ((TwinGpu(fabric_state=2),), "still being registered with the NVLink fabric"),
+        (
+            (TwinGpu(), TwinGpu(compute_mode=2)),
+            "takes no program (compute mode prohibited)",
+        ),
         ((TwinGpu(mig=-1),), "has MIG on"),
         ((TwinGpu(mig=1),), "--minimize time"),
         (
@@ -191,6 +196,11 @@ def test_doctor_refuses_what_a_study_refuses(
     [
         (TwinGpu(smoothing=1), "power smoothing is on for GPU 0"),
         (TwinGpu(enforced_limit_W=300.0), "GPU 0 is held to 300 W, below its power limit of 400 W"),
+        (TwinGpu(fabric_state=3, fabric_status=23), "): CUDA may not start, or without NVLink"),
+        (TwinGpu(fabric_state=3, fabric_status=999), "with the NVLink fabric ended with an error"),
+        (TwinGpu(fabric_state=0, fabric_status=999), ""),  # not supported: the status says nothing
+        (TwinGpu(compute_mode=3), "GPU 0 takes one process at a time"),
+        (TwinGpu(compute_mode=1), "GPU 0 takes one process at a time"),
         (TwinGpu(recovery_action=0, fabric_state=3, link_recoveries=7, smoothing=0), ""),
         (TwinGpu(), ""),
     ],
@@ -307,6 +317,43 @@ def test_what_has_just_ended_is_no_neighbour(
 
     monkeypatch.setattr("tuner.workload.node.platforms.nvidia.time.sleep", sleep)
     assert Nvidia(NO_ENV).busy() == ()
+
+
+#: Without persistence mode, its start takes a second and counts as work for one more.
+SLEEPER = TwinGpu(persistence=False, start_s=1.0, start_busy_s=1.0)
+
+
+@pytest.mark.parametrize("start_busy_s", [0.5, 0.7, 1.0, 1.1])
+@pytest.mark.parametrize("gpus", [1, 4])
+def test_the_start_of_a_gpu_is_no_neighbour(
+    twin_node: Make, monkeypatch: pytest.MonkeyPatch, gpus: int, start_busy_s: float
+) -> None:
+    """Each look opened NVML, started the GPU, and saw that start as somebody's work."""
+    node = twin_node(*(replace(SLEEPER, start_busy_s=start_busy_s) for _ in range(gpus)))
+    assert busy(node, monkeypatch) == ()
+
+
+def test_a_neighbour_on_a_gpu_that_has_just_started_is_seen(
+    twin_node: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = twin_node(SLEEPER, SLEEPER)
+    node.set(1, load=0.3)
+    assert busy(node, monkeypatch) == ("GPU 1 works for a process that cannot be seen from here",)
+
+
+@pytest.mark.parametrize("persistence", [True, False])
+@pytest.mark.parametrize("load", [0.0, 0.6])
+def test_a_look_for_neighbours_opens_nvml_once(
+    twin_node: Make, monkeypatch: pytest.MonkeyPatch, load: float, persistence: bool
+) -> None:
+    node = twin_node(TwinGpu(persistence=persistence))
+    node.set(0, load=load)
+    opened = Mock(side_effect=pynvml.nvmlInit)
+    monkeypatch.setattr(pynvml, "nvmlInit", opened)
+    assert bool(busy(node, monkeypatch)) == bool(load)
+    assert opened.call_count == 1
+    Nvidia(NO_ENV).wait_for_release(5.0, node.clock, node.sleep)
+    assert opened.call_count == 2
 
 
 def test_a_display_that_draws_is_no_neighbour(
