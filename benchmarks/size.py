@@ -1,8 +1,16 @@
 """Size and shape of the code: lines, longest pieces, layers and cycles.
 
-A report, which fails nothing; `tests/test_size.py` and `tests/test_layers.py` fail on imports alone
-(`import_violations`, `import_cycles`). A file above 800 lines and a function above 80 are named: a
-review asks for the reason.
+A report, which fails nothing; `tests/test_size.py` and `tests/test_layers.py` fail on imports
+(`import_violations`, `import_cycles`) and on a file that no row of the ledger owns. A file above
+800 lines and a function above 80 are named: a review asks for the reason.
+
+The ledger (`benchmarks/data/ledger.toml`) gives each production file and test to a capability, and
+each capability to the core or an extra: lines of both are printed for each. `core_imports_extras`
+are the imports of modules of extras in modules of the core, inside functions, too (`--verbose`
+lists them); `mode_lines` and `mode_files` ask for a mode. `production_files` are .py files,
+templates and shell code. `--walk` adds the figures of `benchmarks.walk`, of one request that really
+runs (about a minute): files and functions until the first probe and in all, and how many functions
+only forward.
 
 Lines are counted in .py files as `wc -l` does; `production_lines` is the import package. The public
 entry points `optimize`, `plan` and `replay` are left out of `most_parameters`; each longest piece
@@ -16,13 +24,14 @@ against `WORKLOAD_PARTS`; `words_of_patterns` the names, docstrings and messages
 from __future__ import annotations
 
 import ast
-import re
 from collections import Counter
 from collections.abc import Iterator
 
 from benchmarks.figures import ROOT, Figure, arguments, publish
 from benchmarks.language import matches
+from benchmarks.ledger import Ledger
 from benchmarks.source import Module, production
+from benchmarks.walk import figures_of_walk, walk_of_a_request
 
 #: The import package's parts from the ground up: each may import those before it.
 LAYERS = (
@@ -136,6 +145,24 @@ def imported_modules(module: Module, names: set[str]) -> set[str]:
     return found & names - {module.name}
 
 
+def core_imports_extras(modules: list[Module], ledger: Ledger) -> list[str]:
+    """Return the imports of an extra's module in a module of the core."""
+    names = {module.name for module in modules}
+    owners = {
+        module.name: ledger.owner(module.path.relative_to(ledger.root).as_posix())
+        for module in modules
+    }
+    found = []
+    for module in modules:
+        owner = owners[module.name]
+        if owner is not None and owner.part == "core":
+            for name in sorted(imported_modules(module, names)):
+                imported = owners[name]
+                if imported is not None and imported.part == "extra":
+                    found.append(f"{module.name} imports {name} ({imported.name})")
+    return found
+
+
 def largest_pieces(modules: list[Module]) -> dict[str, list[tuple[int, str]]]:
     """Return files, classes, functions and so on with their sizes, largest first."""
     pieces: dict[str, list[tuple[int, str]]] = {
@@ -180,15 +207,55 @@ def too_long(pieces: dict[str, list[tuple[int, str]]]) -> dict[str, list[str]]:
     }
 
 
-def measure(modules: list[Module], pieces: dict[str, list[tuple[int, str]]]) -> dict[str, int]:
+def lines_of_parts(ledger: Ledger) -> dict[str, int]:
+    """Return the production lines of the core and of the extras, and the lines of tests."""
+    lines = ledger.lines()
+    parts: Counter[str] = Counter()
+    for capability in ledger.capabilities:
+        parts[capability.part] += lines[capability.name][0]
+    return {
+        "production_lines": parts.total(),
+        "core_lines": parts["core"],
+        "extra_lines": parts["extra"],
+        "test_lines": sum(tests for _, tests in lines.values()),
+    }
+
+
+def lines_of_modes(ledger: Ledger) -> dict[str, int]:
+    """Return the lines and the files that ask for each mode."""
+    found = {}
+    for mode in ledger.modes:
+        files = ledger.mode(mode)
+        found[f"mode_lines.{mode}"] = sum(files.values())
+        found[f"mode_files.{mode}"] = len(files)
+    return found
+
+
+def rows_of_ledger(ledger: Ledger) -> list[str]:
+    """Return the table of lines by capability, the core before the extras."""
+    lines, rows = ledger.lines(), [f"{'lines of':57} {'code':>6} {'tests':>6}"]
+    for part, rooms in ledger.rooms.items():
+        for room, holds in rooms.items():
+            own = [each for each in ledger.capabilities if each.room == room]
+            code, tests = map(sum, zip(*(lines[each.name] for each in own), strict=True))
+            rows.append(f"{part:6}{holds:51} {code:6} {tests:6}")
+            for each in own:
+                code, tests = lines[each.name]
+                rows.append(f"{'':8}{each.name:49} {code:6} {tests:6}")
+    return rows
+
+
+def measure(
+    modules: list[Module], pieces: dict[str, list[tuple[int, str]]], ledger: Ledger
+) -> dict[str, int]:
     """Return every figure by its name."""
     over = too_long(pieces)
     words = Counter(match.kind for match in matches(modules))
     return {
-        "production_lines": sum(module.lines for module in modules),
-        "test_lines": _lines("tests"),
+        **lines_of_parts(ledger),
         "benchmark_lines": _lines("benchmarks"),
         "docs_words": docs_words(),
+        "production_files": len(ledger.code()),
         "production_modules": len(modules),
         **_lines_by_package(modules),
         **{f"longest_{kind}": pieces[kind][0][0] for kind in ("file", "class", "function")},
@@ -197,6 +264,8 @@ def measure(modules: list[Module], pieces: dict[str, list[tuple[int, str]]]) -> 
         "modules_in_largest_package": pieces["modules"][0][0],
         "imports_running_up": len(import_violations(modules) + workload_violations(modules)),
         "import_cycles": len(import_cycles(modules)),
+        "core_imports_extras": len(core_imports_extras(modules, ledger)),
+        **lines_of_modes(ledger),
         "words_of_patterns": words.total(),
         **{f"{kind}s_of_patterns": words[kind] for kind in ("name", "docstring", "message")},
     }
@@ -207,8 +276,12 @@ def main() -> None:
     parser = arguments("size and shape of the code")
     parser.add_argument("--top", type=int, default=5, help="pieces to name (default: 5)")
     parser.add_argument("--words", action="store_true", help="list the words of patterns")
+    parser.add_argument("--walk", action="store_true", help="walk through one request (a minute)")
+    parser.add_argument(
+        "--verbose", action="store_true", help="list what the figures of core and request count"
+    )
     options = parser.parse_args()
-    modules = production()
+    modules, ledger = production(), Ledger.read()
     if options.words:
         for match in matches(modules):
             print(f"{match.place}: {match.kind}, {match.pattern}: {match.text}")
@@ -219,24 +292,27 @@ def main() -> None:
     for kind, names in too_long(pieces).items():
         for name in names:
             print(f"over {MOST_LINES[kind]} lines, the {kind} {name}: what is the reason?")
+    print(*rows_of_ledger(ledger), *ledger.mistakes(), sep="\n")
     for cycle in import_cycles(modules):
         print(f"import each other: {' '.join(cycle)}")
     for line in (*import_violations(modules), *workload_violations(modules)):
         print(line)
-    units = {"lines": "lines", "longest": "lines", "docs": "words"}
-    publish(
-        [
-            Figure(
-                name,
-                value,
-                "lines"
-                if name.endswith("_lines")
-                else units.get(re.split("[._]", name)[0], "count"),
-            )
-            for name, value in measure(modules, pieces).items()
-        ],
-        options.json,
-    )
+    measured = measure(modules, pieces, ledger)
+    details = core_imports_extras(modules, ledger)
+    if options.walk:
+        walk = walk_of_a_request()
+        measured |= figures_of_walk(walk)
+        forwarding = [f"{each.file}:{each.line} {each.name}" for each in walk.forwarding()]
+        details += [f"only forwards: {each}" for each in forwarding]
+    if options.verbose:
+        print(*details, sep="\n")
+    publish([Figure(name, value, _unit(name)) for name, value in measured.items()], options.json)
+
+
+def _unit(name: str) -> str:
+    if name.partition(".")[0].endswith("lines") or name.startswith("longest"):
+        return "lines"
+    return "words" if name == "docs_words" else "count"
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""Shape of production code: no module imports itself in a circle, and long pieces are named."""
+"""Shape of production code: import cycles, owners of files, and names of long pieces."""
 
 from pathlib import Path
 
 import pytest
 
+from benchmarks.ledger import Ledger
 from benchmarks.size import (
     MOST_LINES,
     Module,
@@ -25,6 +26,10 @@ def written(folder: Path, sources: dict[str, str]) -> list[Module]:
 
 def test_no_modules_import_each_other(production_modules: list[Module]) -> None:
     assert import_cycles(production_modules) == []
+
+
+def test_every_file_has_an_owner_in_the_ledger() -> None:
+    assert Ledger.read().mistakes() == []
 
 
 def test_modules_that_import_each_other_are_found(tmp_path: Path) -> None:
