@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tuner.models.analytic.model import AnalyticModel, Prior
+from tuner.models.analytic.model import AnalyticModel
+from tuner.models.prior import Prior
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import UnknownName
@@ -34,7 +35,7 @@ from tuner.workload.records.replay import draws
 from tuner.workload.records.runners import Runner
 
 if TYPE_CHECKING:
-    from tuner.models.analytic.model import Prediction
+    from tuner.models.prior import Prediction
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -341,3 +341,10 @@ def load_job(name_or_path: str | Path | None = None) -> TrainingJob:
         job = TrainingJob.from_toml(path)
     plain_text(job.name, f"the name of the job in {text}")
     return job
+
+
+def steps_a_job_step(configuration: Configuration, job: TrainingJob | None) -> float:
+    """Return the steps at the configuration's global batch that replace one of the job's."""
+    if job is None or job.steps is None:
+        return 1.0
+    return (job.at(configuration).steps or job.steps) / job.steps

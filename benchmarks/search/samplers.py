@@ -6,7 +6,7 @@ from __future__ import annotations
 from benchmarks.search import peers, peers_botorch  # noqa: F401
 from benchmarks.search.ask_tell import PEERS, AskTellPlanner
 from benchmarks.search.names import OURS, STOCK
-from tuner.models.analytic.model import AnalyticModel
+from tuner.models.job_prior import prior_of
 from tuner.problem.probe_cost import ProbeCost
 from tuner.search.candidate_planner import CandidatePlanner
 from tuner.search.planner import ProbePlanner
@@ -53,7 +53,7 @@ def planner_named(
         assert recorded is not None
         return CandidatePlanner(
             candidates,
-            prior=AnalyticModel(recorded.job, recorded.cluster),
+            prior=prior_of(recorded.job, recorded.cluster),
             seed=seed,
             memory_bytes=float(recorded.cluster.device.memory_bytes),
         )

@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 
 from tuner.models.analytic.constants import Constants, constants_of
-from tuner.models.analytic.model import AnalyticModel, Prediction
+from tuner.models.analytic.model import AnalyticModel
+from tuner.models.prior import Prediction
 from tuner.models.simulated_cluster import Conditions, SimulatedRunner
 from tuner.search_spaces.cluster import Cluster, load_cluster
 from tuner.search_spaces.configuration import Configuration

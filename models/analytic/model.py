@@ -8,9 +8,9 @@ only a prior: the surrogates fit its scale to measurements and learn the rest, a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Protocol, runtime_checkable
+from typing import Protocol
 
 import numpy as np
 
@@ -26,6 +26,7 @@ from tuner.models.analytic.layout import (
 )
 from tuner.models.analytic.memory import DEVICE_PARTS, memory_parts
 from tuner.models.analytic.step import OUTSIDE_PARTS, StepParts, step_parts
+from tuner.models.prior import Prediction, Prior
 from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.job import TrainingJob
@@ -36,35 +37,16 @@ from tuner.search_spaces.program import Program
 LOWEST_CLOCK, BISECTIONS = 0.1, 14
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """Predicted figures of configurations; arrays of one figure per configuration."""
-
-    step_time_s: np.ndarray
-    power_W: np.ndarray
-    memory_bytes: np.ndarray
-    # peak that the job's ranks use on one node's host, and mean clock of the devices after any
-    # limit; empty if the prior does not predict them.
-    host_memory_bytes: np.ndarray = field(default_factory=lambda: np.empty(0))
-    clock_MHz: np.ndarray = field(default_factory=lambda: np.empty(0))
-
-
-@runtime_checkable
-class Prior(Protocol):
-    """Prediction before a measurement, used as the surrogates' mean."""
-
-    def predict(self, configurations: Sequence[Configuration]) -> Prediction:
-        """Return the figures of these configurations."""
-        ...
-
-
 #: Constants -> step time and power, shape (n, 2).
 ByConstants = Callable[[Constants], np.ndarray]
 
 
-@runtime_checkable
 class Correctable(Prior, Protocol):
-    """Prior whose constants measurements can correct."""
+    """Prediction by constants that measurements can correct."""
+
+    def memory_bytes(self, configurations: Sequence[Configuration]) -> np.ndarray:
+        """Return the peak memory of the fullest device, shape (n,)."""
+        ...
 
     def time_and_power(self, configurations: Sequence[Configuration]) -> ByConstants:
         """Return a function of the constants: step time and power, shape (n, 2)."""

@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from tuner.models.analytic.model import Correctable
-from tuner.models.scale_out import ScaleOut
+from tuner.models.prior import CorrectablePrior
 from tuner.models.surrogate.kernel import LAUNCH, LIVE, MIXED
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.knob_declarations import CHANGED
 from tuner.search_spaces.knobs import KNOBS, Value
 
 if TYPE_CHECKING:
-    from tuner.models.analytic.model import Prior
+    from tuner.models.prior import Prior
     from tuner.search_spaces.space import Candidates
 
 #: An unlisted numeric knob whose values are positive and span more than this factor is logarithmic.
@@ -203,7 +202,7 @@ class FeatureMap:
             logs: log step time and log power of each window, (n, 2).
         """
         model, prior = self._model, self._prior
-        if not self._learns_program or prior is None or not isinstance(model, Correctable):
+        if not self._learns_program or prior is None or not isinstance(model, CorrectablePrior):
             return False
         first = list(dict.fromkeys(c.launch for c in configurations))[:CORRECTING]
         rows = [i for i, c in enumerate(configurations) if c.launch in first]
@@ -212,8 +211,7 @@ class FeatureMap:
             return False
         self._corrected_by, self._corrected = by, prior
         if rows:
-            line = ScaleOut.of_prior(model, [configurations[i] for i in rows], logs[rows])
-            corrected = model.with_constants(line.constants)
+            corrected = model.corrected([configurations[i] for i in rows], logs[rows])
             self._corrected = _PredictedLogs(corrected, self._configurations)
         return True
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.entry_points import install_plugin
 from tuner.cli import command_table
 from tuner.cli.command_table import SHIPPED, Provider
 from tuner.cli.main import command_parser, main
@@ -22,18 +23,12 @@ def add(commands):
 
 @pytest.fixture
 def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Install a distribution with one plug-in of commands, as pip writes it."""
-    monkeypatch.syspath_prepend(str(tmp_path))
+    """Install a distribution with one plug-in of commands."""
 
     def install(source: str, name: str = "weigh") -> None:
-        (tmp_path / "weighing.py").write_text(source)
-        info = tmp_path / "weighing-1.0.dist-info"
-        info.mkdir()
-        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: weighing\nVersion: 1.0\n")
-        (info / "entry_points.txt").write_text(f"[joulefront.commands]\n{name} = weighing\n")
+        install_plugin(tmp_path, monkeypatch, "joulefront.commands", name, source)
 
-    yield install
-    sys.modules.pop("weighing", None)
+    return install
 
 
 @pytest.mark.parametrize("provider", SHIPPED, ids=lambda each: each.module)

@@ -22,7 +22,8 @@ from tuner.cli.main import main
 from tuner.executors.local import SimulatedExecutor
 from tuner.models import scale_out
 from tuner.models.analytic.constants import Constants, constants_of, load_constants
-from tuner.models.analytic.model import AnalyticModel, Prediction
+from tuner.models.analytic.model import AnalyticModel
+from tuner.models.prior import Prediction
 from tuner.models.scale_out import (
     LEVEL,
     OWN,

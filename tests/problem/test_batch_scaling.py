@@ -12,11 +12,12 @@ import pytest
 
 from tests.support.studies import record
 from tuner.models.analytic.model import AnalyticModel
-from tuner.problem.problem import JobStepsPrior, in_job_steps, steps_a_job_step
+from tuner.models.job_prior import AnalyticPrior
+from tuner.problem.problem import in_job_steps
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
-from tuner.search_spaces.job import TrainingJob, load_job
+from tuner.search_spaces.job import TrainingJob, load_job, steps_a_job_step
 from tuner.search_spaces.rules import broken_rules
 from tuner.search_spaces.space import SearchSpace, load_space
 from tuner.workload.records.probe import ProbeRequest
@@ -115,7 +116,7 @@ def test_a_measured_step_counts_as_so_many_steps_of_the_job() -> None:
 def test_the_prior_speaks_of_the_same_steps() -> None:
     asked = [Configuration.of(data_parallel=8, micro_batch=2, global_batch=b) for b in (32, 64)]
     model = AnalyticModel(JOB, CLUSTER)
-    raw, told = model.predict(asked), JobStepsPrior(model, JOB).predict(asked)
+    raw, told = model.predict(asked), AnalyticPrior(model, JOB).predict(asked)
     assert raw.step_time_s[0] < raw.step_time_s[1]  # half the samples a step
     assert np.allclose(told.step_time_s / raw.step_time_s, [1.8, 1.0])
     assert steps_a_job_step(asked[0], JOB) == 1.8

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from tuner.models.analytic.model import Prediction
+from tuner.models.prior import Prediction
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.space import Candidates
 

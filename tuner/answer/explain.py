@@ -81,7 +81,7 @@ def _effects(result: Answer, point: Point) -> tuple[KnobEffect, ...]:
 
 def _where(result: Answer, point: Point) -> dict[str, Mapping[str, float]]:
     from tuner.models.analytic.model import AnalyticModel
-    from tuner.problem.problem import steps_a_job_step
+    from tuner.search_spaces.job import steps_a_job_step
 
     job, cluster = result.job, result.cluster
     assert job is not None and cluster is not None  # noqa: PT018

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from tuner.models.analytic.failures import interruptions
-from tuner.models.analytic.model import Prediction
+from tuner.models.prior import Prediction
 from tuner.search_spaces.cluster import Cluster
 
 

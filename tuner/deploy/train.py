@@ -19,10 +19,10 @@ from typing import Any, TextIO
 from tuner.answer.answer import Answer
 from tuner.deploy.drift import Drift, DriftMonitor, Expectation, RunSummary
 from tuner.deploy.launch_files import launch_of
-from tuner.problem.problem import steps_a_job_step
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError, check_integer
+from tuner.search_spaces.job import steps_a_job_step
 from tuner.search_spaces.safe_files import make_folder, require_own
 from tuner.workload.node.live_settings import apply_live
 from tuner.workload.node.measure.window import Conductor, ProbeFailed

@@ -20,10 +20,10 @@ from tuner.answer.answer import Answer
 from tuner.online.response import StudiedSetting
 from tuner.online.settings import mean_value
 from tuner.online.windows import Window
-from tuner.problem.problem import steps_a_job_step
 from tuner.problem.run_folder import RunFolder
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.job import steps_a_job_step
 from tuner.search_spaces.safe_files import open_plain
 from tuner.study.load import result_of
 from tuner.workload.records.probe import SAME_CLOCK_MHZ, MeterInfo

@@ -10,8 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from tuner.models.analytic.model import AnalyticModel
 from tuner.models.memory_margin import CANDIDATE_FACTOR
+from tuner.models.prior import (
+    peak_memory_bytes,
+    plugin_notices,
+    prior_of,
+)
 from tuner.problem.baseline import Baseline, default_name, lighter_defaults, read_baseline
 from tuner.problem.job_request import Given, JobRequest
 from tuner.problem.knob_report import knobs_in_play
@@ -158,6 +162,7 @@ def problem_of_job(request: JobRequest, *, plan: bool = False) -> Problem:
     allowed = _allowed(found, most, question.space_name, configuration)
     if not found.inspected:
         found.notes.extend(knobs_in_play(allowed, question.whole, job, cluster))
+    found.notes.extend(plugin_notices())
     candidates = found.candidates
     sized = "global_batch" in launchable(job, cluster).narrowed(question.whole).choices
     if sized and configuration.get("global_batch") is None:
@@ -228,9 +233,9 @@ def _default_that_fits(default: Configuration, job: TrainingJob, cluster: Cluste
     # it does not fit, the fastest plain one that does is what a careful user runs; it stays where
     # none does, or the models know nothing.
     limit = cluster.device.memory_limit_bytes
-    if limit is None or not job.is_modelled:
+    model = prior_of(job, cluster) if limit is not None else None
+    if limit is None or model is None:
         return default
-    model = AnalyticModel(job, cluster)
     if model.predict([default]).memory_bytes[0] <= limit:
         return default
     lighter = lighter_defaults(default, job)
@@ -363,10 +368,11 @@ def _leave_out_unfitting(found: _CandidateFilter, question: Question, plan: bool
     job, cluster = question.job, question.cluster
     limit = cluster.device.memory_limit_bytes
     # Without a model nothing predicts memory; a process's share of a host's is no hard limit.
-    if not job.is_modelled or limit is None:
+    model = prior_of(job, cluster) if limit is not None else None
+    if limit is None or model is None:
         return
     every = found.candidates.configurations
-    need = AnalyticModel(job, cluster).memory_bytes(every)
+    need = peak_memory_bytes(model, every)
     if plan and len(need) and need.min() > limit:
         raise InputError(does_not_fit(job, cluster, question.whole, len(every), float(need.min())))
     most = CANDIDATE_FACTOR

@@ -7,9 +7,9 @@ name it, or the rule that refuses all its other values here.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
-from tuner.models.analytic.layout import UNMODELLED
+from tuner.models.prior import prior_of, unpredicted_knobs
 from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
@@ -58,15 +58,15 @@ def knobs_in_play(
     if reasons:
         left = "; ".join(f"{', '.join(names)}: {why}" for why, names in reasons.items())
         sentences.append(f"not in play: {left}")
-    return (*sentences, *not_predicted(turned))
+    return (*sentences, *not_predicted(turned, unpredicted_knobs(prior_of(job, cluster))))
 
 
-def not_predicted(knobs: Iterable[str]) -> tuple[str, ...]:
-    """Return a sentence for each knob whose effect the analytic models do not predict."""
+def not_predicted(knobs: Iterable[str], unpredicted: Mapping[str, str]) -> tuple[str, ...]:
+    """Return a sentence for each knob whose effect is not predicted, for the stated reason."""
     return tuple(
-        f"the models predict no effect of {name}: {UNMODELLED[name]}"
+        f"the models predict no effect of {name}: {unpredicted[name]}"
         for name in knobs
-        if name in UNMODELLED
+        if name in unpredicted
     )
 
 

@@ -16,7 +16,7 @@ from tuner.workload.records.limits import ProbeLimits, limits_of
 from tuner.workload.records.probe import ProbeRecord, WindowPolicy
 
 if TYPE_CHECKING:
-    from tuner.models.analytic.model import Prior
+    from tuner.models.prior import Prior
 
 
 @dataclass(frozen=True)

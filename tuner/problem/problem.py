@@ -8,20 +8,17 @@ is what study.toml keeps of it, and what a resumed study is compared with.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from typing import Any
 
-import numpy as np
-
-from tuner.models.analytic.constants import Constants
-from tuner.models.analytic.model import AnalyticModel, ByConstants, Correctable, Prediction, Prior
+from tuner.models.prior import Prior, prior_of
 from tuner.problem.probe_cost import ProbeCost
 from tuner.problem.recording import Recording
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
-from tuner.search_spaces.job import TrainingJob
+from tuner.search_spaces.job import TrainingJob, steps_a_job_step
 from tuner.search_spaces.space import Candidates
 from tuner.workload.records.probe import Measurement, ProbeRecord
 
@@ -75,13 +72,10 @@ class Problem:
 
     @cached_property
     def prior(self) -> Prior | None:
-        """The analytic model of this job on this cluster; None if it has no such model."""
-        if self.job is None or self.cluster is None or not self.job.is_modelled:
+        """What predicts this job on this cluster before a probe; None if nothing does."""
+        if self.job is None or self.cluster is None:
             return None
-        model = AnalyticModel(self.job, self.cluster)
-        if len(self.job.global_batches) == 1:
-            return model
-        return JobStepsPrior(model, self.job)
+        return prior_of(self.job, self.cluster)
 
     @property
     def device_memory_bytes(self) -> float | None:
@@ -140,13 +134,6 @@ def baseline_section(name: str, baseline: Configuration) -> dict[str, Any]:
 # one of the job's own steps would cost there. The trace keeps the steps as they were measured.
 
 
-def steps_a_job_step(configuration: Configuration, job: TrainingJob | None) -> float:
-    """Return the steps at the configuration's global batch that replace one of the job's."""
-    if job is None or job.steps is None:
-        return 1.0
-    return (job.at(configuration).steps or job.steps) / job.steps
-
-
 def in_job_steps(record: ProbeRecord, job: TrainingJob | None) -> ProbeRecord:
     """Return the record with step times, and so energies per step, of the job's own steps."""
     share = steps_a_job_step(Configuration(record.request.launch), job)
@@ -162,39 +149,3 @@ def in_job_steps(record: ProbeRecord, job: TrainingJob | None) -> ProbeRecord:
         )
 
     return replace(record, measurements=tuple(map(scaled, record.measurements)))
-
-
-@dataclass(frozen=True)
-class JobStepsPrior:
-    """Prediction in the job's own steps."""
-
-    plain: Correctable
-    job: TrainingJob
-
-    @property
-    def constants(self) -> Constants:
-        """Constants of the plain prediction."""
-        return self.plain.constants
-
-    def with_constants(self, constants: Constants) -> JobStepsPrior:
-        """Return the same prior by other constants."""
-        return replace(self, plain=self.plain.with_constants(constants))
-
-    def predict(self, configurations: Sequence[Configuration]) -> Prediction:
-        """Predict as `Prior.predict`, with the time of the steps that replace one of the job's."""
-        predicted = self.plain.predict(configurations)
-        return replace(predicted, step_time_s=predicted.step_time_s * self._shares(configurations))
-
-    def time_and_power(self, configurations: Sequence[Configuration]) -> ByConstants:
-        """Return a function of the constants: step time and power, shape (n, 2)."""
-        plain, shares = self.plain.time_and_power(configurations), self._shares(configurations)
-
-        def figures(constants: Constants) -> np.ndarray:
-            both = plain(constants)
-            both[:, 0] *= shares
-            return both
-
-        return figures
-
-    def _shares(self, configurations: Sequence[Configuration]) -> np.ndarray:
-        return np.array([steps_a_job_step(c, self.job) for c in configurations], dtype=float)

@@ -31,7 +31,7 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.workload.records.probe import ProbeRecord
 
 if TYPE_CHECKING:
-    from tuner.models.analytic.model import Prior
+    from tuner.models.prior import Prior
     from tuner.search_spaces.space import Candidates
 
 #: Distinct launches that are measured before the surrogates choose, at most.

@@ -11,6 +11,7 @@ from tuner.answer.answer import Answer
 from tuner.answer.correction import Correction, correction
 from tuner.answer.plan import plan_result, plan_table, write_plan
 from tuner.answer.predict import charged, measured_windows
+from tuner.models.analytic.layout import UNMODELLED
 from tuner.problem.from_job import Question, cluster_to_predict, question_of
 from tuner.problem.knob_report import CHANGES, not_predicted, not_searched
 from tuner.problem.problem import Problem, in_job_steps
@@ -85,7 +86,7 @@ def _notes(question: Question, corrects: Correction | None) -> list[str]:
     kept = (name for name in every if name not in question.space.choices)
     sentences = [
         *question.notes,
-        *not_predicted(every),
+        *not_predicted(every, UNMODELLED),
         *(f"not in play: {name}: {CHANGES}" for name in kept),
         corrects.sentence if corrects else "",
     ]

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from tuner.answer.state import StudyState
 from tuner.problem.probe_cost import probe_limits
-from tuner.problem.problem import steps_a_job_step
 from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.job import steps_a_job_step
 from tuner.study.rules import front_to_beat
 from tuner.workload.records.limits import ProbeLimits
 from tuner.workload.records.probe import ProbeRequest

@@ -10,7 +10,7 @@ import pytest
 
 from tuner.answer.failures import with_failures
 from tuner.models.analytic.failures import DAY_S, best_interval_s, interruptions, require_end
-from tuner.models.analytic.model import Prediction
+from tuner.models.prior import Prediction
 from tuner.search_spaces.cluster import Cluster, load_cluster
 from tuner.search_spaces.errors import InputError
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from tuner.models.analytic.constants import constants_of
-from tuner.models.analytic.model import AnalyticModel, Prediction, Prior
+from tuner.models.analytic.model import AnalyticModel
+from tuner.models.prior import Prediction, Prior
 from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import TrainingJob

@@ -8,7 +8,9 @@ from dataclasses import replace
 import numpy as np
 
 from tuner.models.analytic.constants import constants_of
-from tuner.models.analytic.model import AnalyticModel, Prediction
+from tuner.models.analytic.model import AnalyticModel
+from tuner.models.job_prior import AnalyticPrior, prior_of
+from tuner.models.prior import Prediction
 from tuner.models.surrogate.features import CORRECTING, FeatureMap
 from tuner.models.surrogate.surrogates import Surrogates
 from tuner.search_spaces.candidates import Candidates
@@ -36,8 +38,8 @@ class Opaque:
         return AnalyticModel(JOB, CLUSTER).predict(configurations)
 
 
-def feature_map(prior: AnalyticModel | Opaque | None = None) -> FeatureMap:
-    prior = AnalyticModel(JOB, CLUSTER) if prior is None else prior
+def feature_map(prior: AnalyticPrior | Opaque | None = None) -> FeatureMap:
+    prior = prior_of(JOB, CLUSTER) if prior is None else prior
     return FeatureMap(Candidates.from_configurations(EVERY), prior=prior, learns_program=True)
 
 

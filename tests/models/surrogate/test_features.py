@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tuner.models.analytic.model import Prediction
+from tuner.models.prior import Prediction
 from tuner.models.surrogate.features import FeatureMap, varying_knobs
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.space import Candidates

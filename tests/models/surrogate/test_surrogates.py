@@ -13,7 +13,7 @@ from tests.support.surrogate_data import (
     figures,
     picked,
 )
-from tuner.models.analytic.model import Prediction
+from tuner.models.prior import Prediction
 from tuner.models.surrogate import gaussian_process
 from tuner.models.surrogate.features import FeatureMap
 from tuner.models.surrogate.gaussian_process import laplace_draws

@@ -1,0 +1,105 @@
+"""Socket of priors: what predicts time, power and memory of configurations before a probe.
+
+The search works without any. The analytic models are one (`tuner.models.job_prior`); another
+distribution brings its own by an entry point of the group `joulefront.priors`, which is asked
+before them. A provider has `prior_of(job, cluster)`, which returns a `Prior` or None.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+from tuner.search_spaces.cluster import Cluster
+from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.job import TrainingJob
+from tuner.search_spaces.plugins import Plugins, Socket, plugins_of
+
+SOCKET = Socket("joulefront.priors", "prior", 1, ("prior_of",))
+#: Modules of this package that provide priors; an installation may leave them out.
+SHIPPED = {"analytic": "tuner.models.job_prior"}
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """Predicted figures of configurations; arrays of one figure per configuration."""
+
+    step_time_s: np.ndarray
+    power_W: np.ndarray
+    memory_bytes: np.ndarray
+    # peak that the job's ranks use on one node's host, and mean clock of the devices after any
+    # limit; empty if the prior does not predict them.
+    host_memory_bytes: np.ndarray = field(default_factory=lambda: np.empty(0))
+    clock_MHz: np.ndarray = field(default_factory=lambda: np.empty(0))
+
+
+@runtime_checkable
+class Prior(Protocol):
+    """Prediction before a measurement, used as the surrogates' mean."""
+
+    def predict(self, configurations: Sequence[Configuration]) -> Prediction:
+        """Return the figures of these configurations."""
+        ...
+
+
+@runtime_checkable
+class MemoryPrior(Prior, Protocol):
+    """Prior that predicts the memory of very many configurations without their time."""
+
+    def memory_bytes(self, configurations: Sequence[Configuration]) -> np.ndarray:
+        """Return the peak memory of the fullest device, shape (n,)."""
+        ...
+
+
+@runtime_checkable
+class CorrectablePrior(Prior, Protocol):
+    """Prior that measured windows correct."""
+
+    def corrected(self, configurations: Sequence[Configuration], logs: np.ndarray) -> Prior:
+        """Return the prior corrected by windows: logs of step time and power, shape (n, 2)."""
+        ...
+
+
+@cache
+def _plugins() -> Plugins:
+    return plugins_of(SOCKET, SHIPPED)
+
+
+def plugin_notices() -> Sequence[str]:
+    """Return a sentence on each installed prior that is left out."""
+    return _plugins().left_out
+
+
+def prior_of(job: TrainingJob, cluster: Cluster) -> Prior | None:
+    """Return what predicts this job on this cluster; None if nothing does."""
+    providers: list[Any] = [*_plugins().found.values(), *_shipped()]
+    return next((p for each in providers if (p := each.prior_of(job, cluster)) is not None), None)
+
+
+def peak_memory_bytes(prior: Prior, configurations: Sequence[Configuration]) -> np.ndarray:
+    """Return the predicted peak memory of the fullest device, shape (n,)."""
+    if isinstance(prior, MemoryPrior):
+        return prior.memory_bytes(configurations)
+    return np.asarray(prior.predict(configurations).memory_bytes)
+
+
+def unpredicted_knobs(prior: Prior | None) -> Mapping[str, str]:
+    """Return the reason for each knob whose effect a prior does not predict."""
+    return getattr(prior, "unpredicted_knobs", {})
+
+
+@cache
+def _shipped() -> Sequence[Any]:
+    found = []
+    for module in SHIPPED.values():
+        try:
+            found.append(importlib.import_module(module))
+        except ModuleNotFoundError as error:  # a part that this installation leaves out
+            if not (error.name or "").startswith("tuner."):
+                raise
+    return found

@@ -1,0 +1,22 @@
+"""Distributions with one plug-in, installed for a test as pip writes them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def install_plugin(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, group: str, name: str, source: str
+) -> None:
+    """Install a module of this source, which an entry point of the group names."""
+    module = f"plugin_{folder.name.replace('-', '_')}"
+    (folder / f"{module}.py").write_text(source)
+    info = folder / f"{module}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[{group}]\n{name} = {module}\n")
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, module, raising=False)
