@@ -33,6 +33,7 @@ from tests.faults.harness import (
 )
 from tests.support.studies import LONG_JOB, ModelRunner
 from tests.waiting import wait_until
+from tuner.cli.interrupts import SAME_REQUEST_S
 from tuner.executors.base import Executor
 from tuner.executors.local import InlineExecutor
 from tuner.problem.run_folder import RunFolder
@@ -294,8 +295,14 @@ def _killed_again_and_again(folder: Path) -> Outcome:
 # ---- interrupted
 
 
-def _interrupted(folder: Path, *, times: int, number: signal.Signals = signal.SIGINT) -> Outcome:
-    """Ctrl-C while a probe runs; again while the first is still being cleaned up after."""
+def _interrupted(
+    folder: Path, *, times: int, number: signal.Signals = signal.SIGINT, apart_s: float = 0.05
+) -> Outcome:
+    """Ctrl-C while a probe runs; again while the first is still being cleaned up after.
+
+    The same request, so soon after the first, lets the clean-up end.
+    """
+    at_once = apart_s > SAME_REQUEST_S
 
     def strike(request: ProbeRequest) -> None:
         if request.probe_id == f"p{AT:04d}":
@@ -311,8 +318,9 @@ def _interrupted(folder: Path, *, times: int, number: signal.Signals = signal.SI
 
             def slow(self: InlineExecutor) -> None:
                 (folder / "closing").touch()
-                time.sleep(120)
+                time.sleep(120 if at_once else 1)
                 plain(self)
+                (folder / "closed").touch()
 
             InlineExecutor.close = slow  # type: ignore[method-assign]
         tuner.cli.optimize._optimize = lambda args: _as_command(folder, strike)
@@ -322,9 +330,11 @@ def _interrupted(folder: Path, *, times: int, number: signal.Signals = signal.SI
     pid = fork(first, out)
     for name in ("probing", "closing")[:times]:
         wait_until((folder / name).exists, said=out)
-        time.sleep(0.05)
+        time.sleep(apart_s)
         os.kill(pid, number)
     child = joined(pid, out, limit_s=60)
+    if times > 1 and (folder / "closed").exists() == at_once:
+        return Outcome(wrong=(f"a second signal after {apart_s} s: closed {not at_once}",))
     resumed = in_child(partial(optimize, folder), folder)
     return verdict(folder, child, resumed, expected=130)
 
@@ -497,8 +507,9 @@ FAULTS: tuple[Fault, ...] = (
     Fault("driver killed while a probe runs", _killed_while_probing),
     Fault("driver killed after every probe", _killed_again_and_again),
     Fault("Ctrl-C once", partial(_interrupted, times=1)),
-    Fault("Ctrl-C twice", partial(_interrupted, times=2)),
+    Fault("Ctrl-C twice", partial(_interrupted, times=2, apart_s=SAME_REQUEST_S + 0.3)),
     Fault("SIGTERM", partial(_interrupted, times=1, number=signal.SIGTERM)),
+    Fault("SIGTERM twice at once", partial(_interrupted, times=2, number=signal.SIGTERM)),
     Fault("full disk", _full_disk),
     Fault("file-size limit", _file_limit),
     Fault("read-only run folder", partial(_read_only, midway=False)),

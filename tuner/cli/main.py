@@ -9,7 +9,6 @@ exit code 130; a probe that failed is exit code 1.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import os
 import shlex
 import signal
@@ -18,6 +17,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from tuner.cli.command_table import add_commands, is_left_out, left_out_error
+from tuner.cli.interrupts import SIGNALS, Interrupts
 from tuner.cli.options import BAD_INPUT, FAILED, INTERRUPTED, OK
 from tuner.cli.parser import GROUPS, Commands, Parser, print_latest, take_latest
 from tuner.search_spaces.errors import InputError, NothingToTry
@@ -75,23 +75,6 @@ class Version(argparse.Action):
         parser.exit()
 
 
-class _Interrupts:
-    """Ctrl-C, and a polite kill: the first one cleans up, the second one does not wait for that."""
-
-    def __init__(self) -> None:
-        self._count = 0
-
-    def __call__(self, signum: int, frame: object) -> NoReturn:
-        self._count += 1
-        if self._count == 1:
-            raise KeyboardInterrupt
-        # Nothing depends on this process's own clean-up: ranks and agents end when it is gone, the
-        # guard puts clocks back, and every finished probe is on disk.
-        with contextlib.suppress(OSError):
-            os.write(2, b"tuner: ended at once, without cleaning up; the same command continues\n")
-        os._exit(INTERRUPTED)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code: see `EXIT_CODES`.
 
@@ -122,16 +105,18 @@ def _main(argv: Sequence[str] | None) -> int:
     if words and words[0] in parser.left_out:
         print(f"tuner: {left_out_error(words[0], parser.left_out[words[0]])}", file=sys.stderr)
         return BAD_INPUT
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    ignored = [n for n in numbers if signal.getsignal(n) == signal.SIG_IGN]
+    ignored = [n for n in SIGNALS if signal.getsignal(n) == signal.SIG_IGN]
     args = parser.parse_args(
         words, argparse.Namespace(program=program, ignored_signals=ignored, latest="")
     )
     if args.command is None:
         parser.print_help()
         return OK
-    interrupts = _Interrupts()
-    before = {n: signal.signal(n, interrupts) for n in numbers}
+    with Interrupts():
+        return _run(args)
+
+
+def _run(args: argparse.Namespace) -> int:
     try:
         refuse_sudo()
         if args.program and hasattr(args, "script"):
@@ -171,9 +156,6 @@ def _main(argv: Sequence[str] | None) -> int:
             raise
         print(f"tuner: cannot use {error.filename}: {error.strerror}", file=sys.stderr)
         return BAD_INPUT
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 if __name__ == "__main__":
