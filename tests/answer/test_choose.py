@@ -45,7 +45,7 @@ def test_a_point_is_named_as_the_command_takes_it():
 def test_a_prediction_is_told_as_one():
     result = large_result()
     meter = replace(result.points[0].meter, name="simulated")
-    points = tuple(replace(p, meter=meter) for p in result.points)
+    points = tuple(replace(p, meter=meter, source=meter.basis) for p in result.points)
     found = replace(result, points=points).choose(max_slowdown=0.1)
     assert found.evidence == "predicted"
     assert "nothing was measured" in str(found).splitlines()[-2]

@@ -24,7 +24,7 @@ def status(count: int, *, energy_J: float = 1000.0, wall_s: float = 10.0, **more
         "in_flight_kJ": 0.0,
         "elapsed_s": count * wall_s,
         "enough_launches": True,
-        "estimated": False,
+        "marks": {"estimated": False},
     }
     return SearchStatus(**{**values, **more})
 
@@ -92,7 +92,7 @@ def test_the_share_of_the_training_ends_a_search_that_has_tried_enough_and_no_ve
 def test_energy_is_what_was_spent_what_is_in_flight_and_what_the_next_probe_needs():
     budget = Budget(SearchSettings(probe_budget_kJ=10.0))
     assert budget.check(status(5), 5.0) is None
-    reason = budget.check(status(5, in_flight_kJ=1.0, estimated=True), 4.5)
+    reason = budget.check(status(5, in_flight_kJ=1.0, marks={"estimated": True}), 4.5)
     assert reason is not None
     assert reason.kind == "probe_budget"
     assert reason.figures == {
@@ -103,7 +103,9 @@ def test_energy_is_what_was_spent_what_is_in_flight_and_what_the_next_probe_need
         "estimated": 1,
     }
     assert "4.00 kJ of the probe budget of 10.0 kJ are left (estimated)" in stop_sentence(reason)
-    of_twin = budget.check(status(5, in_flight_kJ=1.0, twin=True), 4.5)
+    of_twin = budget.check(
+        status(5, in_flight_kJ=1.0, marks={"estimated": False, "twin": True}), 4.5
+    )
     assert of_twin is not None
     assert "are left (twin)" in stop_sentence(of_twin)
     assert budget.check(status(5), 2.6, reserve=True) is not None  # 2.5 kJ are reserved

@@ -107,8 +107,8 @@ def test_why_a_choice_is_not_verified(spec: StudySpec):
         (replace(table, varies=True), "not_requested"),
     ):
         assert why_unverified(False, replace(problem, recording=recording)) == NoVerdict(kind)
-    simulated = replace(problem, simulated=True)
-    assert why_unverified(True, simulated) == NoVerdict("prediction")
+    predicting = replace(problem, predicts=True)
+    assert why_unverified(True, predicting) == NoVerdict("prediction")
 
 
 SPACE = """

@@ -218,7 +218,7 @@ class Answer:
         if found is None:
             raise InputError(f"{first} and {second} are the same configuration; name two")
         basis, energy, time = "", *found
-        if not pair[1].meter.is_simulated:
+        if pair[1].source != "predicted":
             of_a, of_b = (len(self.judged.launches_of(p)) for p in pair)
             basis = (
                 f"By the posterior of all launches of the study, {of_a} and {of_b} of them of "

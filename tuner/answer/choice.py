@@ -92,7 +92,7 @@ def _unmet(points: Sequence[Point], limits: Limits, units: Units) -> str:
             least.append("no probe recorded its peak power")
             continue
         least.append(_least_found(row, limit, ratio, units))
-    how = "predicted" if points[0].source == "predicted" else "measured"
+    how = points[0].source
     if not unmet:
         every = "both" if len(met) == 2 else "all of them"
         return f"T{_listed(met)[1:]} can each be met, but nothing {how} meets {every}."

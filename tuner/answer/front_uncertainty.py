@@ -19,6 +19,7 @@ from tuner.answer.posterior import Posterior
 from tuner.models.surrogate.surrogates import Surrogates
 from tuner.pareto import nondominated
 from tuner.search_spaces.configuration import Configuration
+from tuner.workload.records.basis import Basis
 from tuner.workload.records.probe import MeterInfo
 
 #: Joint draws: the standard error of a probability is at most 0.011.
@@ -102,7 +103,7 @@ def predicted_points(
         (predicted.log_power, predicted.log_power_std),
     )
     logs = zip(*time, *power, predicted.log_energy_std, strict=True)
-    given: dict[str, Any] = {"source": "predicted", "windows": 0, "meter": meter}
+    given: dict[str, Any] = {"source": Basis.PREDICTED, "windows": 0, "meter": meter}
     points = [
         Point.from_logs(unmeasured[i], row, steps=steps, **given)
         for i, row in zip(chosen, logs, strict=True)

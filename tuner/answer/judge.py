@@ -83,7 +83,7 @@ def differences_by_intervals(
         times = today.time_interval_s, point.time_interval_s
         ratio_sd = math.hypot(*map(log_error, times)), math.hypot(*map(log_error, energies))
     gains = Gain.normal(-energy, ratio_sd[1]), Gain.normal(-time, ratio_sd[0])
-    return _differences(gains, "intervals of the points", predicted=point.meter.is_simulated)
+    return _differences(gains, "intervals of the points", predicted=point.source == "predicted")
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from tuner.problem.settings import SearchSettings
 from tuner.problem.stop_reason import NoVerdict
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.knobs import Value
+from tuner.workload.records.basis import Basis
 from tuner.workload.records.probe import MeterInfo
 from tuner.workload.records.without_energy import known_figures
 
@@ -76,7 +77,7 @@ class Point:
     energy_interval_kJ: Interval
     time_interval_s: Interval
     power_W: float
-    source: Literal["measured", "predicted"]
+    source: Basis
     windows: int
     p_nondominated: float
     meter: MeterInfo

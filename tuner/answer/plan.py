@@ -56,6 +56,7 @@ from tuner.search_spaces.model_facts import facts_of
 from tuner.search_spaces.safe_files import read_bytes, write_text
 from tuner.search_spaces.space import SearchSpace
 from tuner.search_spaces.typed_json import read_fields, strict_json
+from tuner.workload.records.basis import Basis
 
 #: Joint draws: the standard error of a probability is at most 0.022.
 DRAWS = 500
@@ -317,7 +318,7 @@ def plan_result(spec: StudySpec, table: PlanTable) -> Answer:
                 math.hypot(row.time_se, row.power_se),
             ],
             steps=problem.steps,
-            source="predicted",
+            source=Basis.PREDICTED,
             windows=0,
             meter=meter,
             p_nondominated=math.nan if table.doubts else row.p_nondominated,

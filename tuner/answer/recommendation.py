@@ -31,7 +31,7 @@ EVEN = 0.6
 
 def evidence_of(judge: Judge, point: Point) -> Evidence:
     """Return the facts of a point."""
-    if point.source == "predicted" or point.meter.is_simulated:
+    if point.source == "predicted":
         return Evidence.PREDICTED
     if judge.baseline is None:
         return Evidence.NO_BASELINE

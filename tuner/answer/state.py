@@ -143,7 +143,7 @@ def points_of(posterior: Posterior, steps: int, run_dir: Path | None = None) -> 
                 configuration,
                 row,
                 steps=steps,
-                source="predicted" if meter.is_simulated else "measured",
+                source=meter.basis,
                 windows=len(mine),
                 meter=meter,
                 flags=tuple(dict.fromkeys(flag for m in mine for flag in m.flags)),
@@ -256,7 +256,7 @@ def _estimates(state: StudyState, posterior: Posterior) -> _Estimates:
     energy, time = draw(posterior, surrogates, others, seed=state.spec.settings.seed)
     probability = probability_nondominated(energy, time)
     points = tuple(with_probabilities(state.points, probability))
-    few = len(windows.measurements) < 3 or points[0].meter.is_simulated
+    few = len(windows.measurements) < 3 or points[0].source == "predicted"
     return _Estimates(
         points,
         predicted_points(

@@ -67,7 +67,7 @@ def _apply(args: argparse.Namespace) -> int:
     if unmet and result.choice.sentence not in lines:
         lines.append(result.choice.sentence)
     if unmet:
-        found = View(result).found
+        found = View(result).words.found
         lines.append(f"No {found} configuration meets the limits; these files start the nearest:")
     lines += legend_lines([*lines, point.configuration.short])
     lines += [*files, *([f"{notice}."] if notice else [])]

@@ -161,8 +161,8 @@ def note(result: Answer) -> str:
     view = View(result)
     headline, *details = advice_lines(result) or [result.choice.sentence]
     lines = [f"**{_literal(headline)}**", "", *(_literal(text) for text in details)]
-    if view.prediction:
-        lines += [_literal(view.prediction), ""]
+    if view.words.notice:
+        lines += [_literal(view.words.notice), ""]
     if (best := result.recommended) is not None:
         configuration = html.escape(best.configuration.short).replace("`", "'")
         energy = f"{ENERGY.text(view, best)}{label(best.meter.mark)}"

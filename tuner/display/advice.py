@@ -52,7 +52,7 @@ def _limits(result: Answer) -> str:
 
 def _train(result: Answer, advice: Recommendation) -> str:
     point, baseline = advice.point, result.baseline
-    found = "predicted" if advice.evidence is Evidence.PREDICTED else "measured"
+    found = point.source
     if baseline is None:
         text = f"Train with {settings_text(point.configuration)}: "
         if result.choice.met:
@@ -108,8 +108,7 @@ def _shown_figures(
 
 def _keep(result: Answer, advice: Recommendation) -> str:
     count = len({point.configuration for point in result.points}) - 1
-    measured = advice.evidence is not Evidence.PREDICTED
-    found = "measured" if measured else "predicted"
+    found = advice.point.source
     if count < 1:
         return f"Keep what you run today: nothing else was {found}."
     if result.too_little_tried and advice.promising is None:
@@ -120,7 +119,7 @@ def _keep(result: Answer, advice: Recommendation) -> str:
         return f"Keep what you run today for now: {text}{_more_text(advice)}."
     if not result.choice.met:
         return f"Keep what you run today: nothing {found} meets the limits."
-    if measured and _all_may_equal_today(result):
+    if found == "measured" and _all_may_equal_today(result):
         return (
             "Keep what you run today for now: the measurements are too uncertain to tell it from "
             f"the {f'{count} others' if count > 1 else 'other'}."

@@ -28,7 +28,7 @@ def result_html(result: Answer) -> str:
         for p in points
     ]
     headline, *details = advice_lines(result) or [result.choice.sentence]
-    sentences = [*details, view.prediction, evidence_sentence(result), view.payback]
+    sentences = [*details, view.words.notice, evidence_sentence(result), view.payback]
     return render(
         "notebook.html",
         result=result,

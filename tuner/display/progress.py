@@ -128,14 +128,14 @@ class EventLines:
         lines = []
         for m in record.measurements:
             live = f" at {m.live.short}" if m.live else ""
-            found = "predicted" if record.meter.is_simulated else "measured"
             energy = ""
             if record.meter.has_energy:
                 energy = (
                     f", {number(m.power_W)} W, {number(m.energy_per_step_J)} J a step{estimated}"
                 )
             lines.append(
-                f"{record.request.probe_id} {found}{live} {number(m.step_time_s)} s a step{energy}"
+                f"{record.request.probe_id} {record.meter.basis}{live} "
+                f"{number(m.step_time_s)} s a step{energy}"
                 + (f"  [{'; '.join(m.flags)}]" if m.flags else "")
             )
         if record.failure is not None:

@@ -136,22 +136,21 @@ def summary_lines(result: Answer) -> list[str]:
     view = View(result)
     names = varying_knobs(point.configuration for point in result.points)
     lines = [result.stopped, ""]
-    if view.prediction:
-        lines += [view.prediction, ""]
+    if view.words.notice:
+        lines += [view.words.notice, ""]
     lines.append(
         f"Front of {result.name}: {len(result.front_points)} of {len(result.points)} "
-        f"{view.found} configurations, "
+        f"{view.words.found} configurations, "
         + (f"{result.length:,} x " if result.length else "of one ")
         + str(result.about.get("unit_of_work", "step"))
         + (f"; energy {view.mark}" if view.mark and view.has_energy else "")
     )
     lines += front_lines(view, result.front_points, names)
     if result.predicted:
-        never = "Not tried" if view.is_predicted else "Never measured"
-        lines += ["", f"{never}, and likely on the front (predicted):"]
+        lines += ["", f"{view.words.untried}, and likely on the front (predicted):"]
         lines += front_lines(view, result.predicted, names)
     if same := _same_in_all(result, names):
-        lines.append(f"The same in all that was {view.found}: {same}")
+        lines.append(f"The same in all that was {view.words.found}: {same}")
     if plot := plot_lines(view):
         lines += ["", *plot]
     if (today := result.baseline) is not None:
@@ -234,7 +233,7 @@ def explanation_lines(explanation: Explanation) -> list[str]:
     point, estimated = explanation.point, label(explanation.mark)
     name = point.configuration.short
     lines = [name, *legend_lines([name]), f"  {point.how_measured}"]
-    predicted = point.source == "predicted" or point.meter.is_simulated
+    predicted = point.source == "predicted"
     shares = "predicted" if predicted else "the model's shares of what was measured"
     time = f"Where the time of a step goes ({shares})"
     energy = f"Where the energy of a step goes ({shares}){estimated}"
@@ -273,7 +272,7 @@ def answer_lines(result: Answer) -> list[str]:
     """Return the answer that `tuner optimize` and `tuner replay` end with."""
     view = View(result)
     if not result.points:
-        nothing = f"Nothing was {view.found}, so there is nothing to recommend."
+        nothing = f"Nothing was {view.words.found}, so there is nothing to recommend."
         return [nothing, *_failures(result), *filter(None, [result.stopped]), *_next(result)]
     lines = [*doubt_lines(result.plan.doubts if result.plan else ()), *_advice(result)]
     if (found := result.micro_batch) is not None:

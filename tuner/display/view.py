@@ -13,6 +13,7 @@ from functools import cached_property
 
 from tuner.answer.answer import Answer
 from tuner.answer.parts import Point, Recommendation
+from tuner.display.basis_words import WORDS, BasisWords
 from tuner.formatting import (
     Units,
     change,
@@ -27,6 +28,7 @@ from tuner.formatting import (
 )
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.knob_declarations import CHANGED, MARK, changed_training
+from tuner.workload.records.basis import Basis
 from tuner.workload.records.probe import ProbeRecord
 
 _DEGREES = ("tensor_parallel", "pipeline_parallel", "expert_parallel")
@@ -131,25 +133,17 @@ class View:
         )
 
     @cached_property
-    def is_predicted(self) -> bool:
-        """True if nothing was measured: a plan, or a study on a simulated cluster."""
+    def basis(self) -> Basis:
+        """Basis of the figures; predicted for a plan and a study on a simulated cluster."""
         failed = [record.meter for record in self.result.failures]
-        return any(m.is_simulated for m in (*(p.meter for p in self.points), *failed))
+        if Basis.PREDICTED in {m.basis for m in (*(p.meter for p in self.points), *failed)}:
+            return Basis.PREDICTED
+        return Basis.RECORDED if self.result.job is None else Basis.MEASURED
 
     @property
-    def found(self) -> str:
-        """ "measured", or "predicted" for a plan and a study on a simulated cluster."""
-        return "predicted" if self.is_predicted else "measured"
-
-    @property
-    def prediction(self) -> str:
-        """Notice that nothing was measured; "" for a study that measured."""
-        if not self.is_predicted:
-            return ""
-        return (
-            "A prediction: every figure is the analytic models', nothing was measured. The "
-            "commands tuner fit and python -m benchmarks.published print their known error."
-        )
+    def words(self) -> BasisWords:
+        """Words for the basis of the figures."""
+        return WORDS[self.basis]
 
     @property
     def surrogates(self) -> str:
@@ -190,7 +184,7 @@ class View:
     def _parallelism(self) -> str:
         # For a study of the built-in program that measured a model that is split.
         job = self.result.job
-        if job is None or not job.trains_synthetic_data or self.is_predicted:
+        if job is None or not job.trains_synthetic_data or self.basis is Basis.PREDICTED:
             return ""
         splits = any(
             isinstance(degree := point.configuration.get(name), int) and degree > 1
@@ -218,7 +212,7 @@ class View:
         spent = self.result.spent
         if self.result.points and not spent.energy_kJ and not spent.time_s:
             return self.payback
-        if self.is_predicted:
+        if self.basis is Basis.PREDICTED:
             text = f"A real search like this would take about {duration(spent.time_s)} and "
             text += f"{self.spent} of the cluster, in {counted(spent.probes, 'probe')}."
             return f"{text} {self.payback}".rstrip()
@@ -234,7 +228,7 @@ class View:
         """Number of failed probes if most others did not fail, so that the answer hardly depends on
         them; else 0."""
         spent = self.result.spent
-        if self.is_predicted or not (spent.energy_kJ or spent.time_s):
+        if self.basis is Basis.PREDICTED or not (spent.energy_kJ or spent.time_s):
             return 0  # the line of what was spent counts no failures there
         failed = len(failures_of(self.result))
         tried = {point.configuration for point in self.result.points}

@@ -20,6 +20,7 @@ from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import TrainingJob, steps_a_job_step
 from tuner.search_spaces.space import Candidates
+from tuner.workload.records.basis import Basis
 from tuner.workload.records.probe import Measurement, ProbeRecord
 
 #: Cost of probing before any probe was made: a launch of the built-in program on a CPU machine,
@@ -38,7 +39,7 @@ class Problem:
             solution, or 1 if the length of the training is unknown.
         identity: sections that identify it: "job", "cluster", "space" or "recorded".
         job, cluster: None for a recorded table.
-        simulated: probes are predictions of the analytic models.
+        predicts: probes are predictions of the analytic models.
         recording: what answers the probes instead of real ranks; None if these do.
     """
 
@@ -52,13 +53,20 @@ class Problem:
     cluster: Cluster | None = None
     unit_of_work: str = "optimizer step"
     notes: tuple[str, ...] = field(default=())
-    simulated: bool = False
+    predicts: bool = False
     recording: Recording | None = None
 
     def __post_init__(self) -> None:
         if self.job is not None and self.job.knobs and not self.candidates.knobs:
             candidates = replace(self.candidates, knobs=self.job.knobs)
             object.__setattr__(self, "candidates", candidates)
+
+    @property
+    def basis(self) -> Basis:
+        """What answers the probes."""
+        if self.predicts:
+            return Basis.PREDICTED
+        return Basis.MEASURED if self.recording is None else Basis.RECORDED
 
     @property
     def length(self) -> int | None:

@@ -31,6 +31,7 @@ from tuner.search_spaces.safe_files import (
     write_text,
 )
 from tuner.search_spaces.typed_json import names_a_file, plain_text
+from tuner.workload.records.basis import Basis
 from tuner.workload.records.probe import ProbeRecord
 from tuner.workload.records.trace import read_trace
 from tuner.workload.scripts.rights import private_folder
@@ -291,7 +292,7 @@ def _entry(folder: RunFolder, changed_s: float) -> RunEntry:
     kind: Kind = "measured" if records else "unknown"
     if recorded:
         kind = "recording"
-    elif "plan" in study or (records and records[0].meter.is_simulated):
+    elif "plan" in study or (records and records[0].meter.basis is Basis.PREDICTED):
         kind = "plan"
     stop = study.get("ended", {}).get("stop_reason", {})
     ended = stop.get("kind") if isinstance(stop, dict) else None

@@ -25,6 +25,7 @@ from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.space import SearchSpace, read_space
 from tuner.search_spaces.typed_json import read_fields
+from tuner.workload.records.basis import Basis
 from tuner.workload.scripts.script_job import ScriptJob
 
 AnyJob = TypeVar("AnyJob", bound=TrainingJob)
@@ -88,7 +89,7 @@ class StudySpec:
 
 def why_unverified(verify: bool, problem: Problem) -> NoVerdict | None:
     """Return why a study does not verify its choice; None if it does."""
-    if problem.simulated:
+    if problem.basis is Basis.PREDICTED:
         return NoVerdict("prediction")
     if verify:
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from tuner.answer.state import spent_kJ
@@ -20,6 +20,7 @@ class SearchStatus:
     """State of a search as far as its limits need it.
 
     Attributes:
+        marks: of the meter of these joules (`MeterInfo.marks`).
         enough_launches: `LEAST_LAUNCHES` distinct launches are measured, or all.
     """
 
@@ -28,9 +29,8 @@ class SearchStatus:
     in_flight_kJ: float
     elapsed_s: float
     enough_launches: bool
-    estimated: bool
+    marks: Mapping[str, bool]
     job_kJ: float | None = None
-    twin: bool = False
 
     @property
     def probes(self) -> int:
@@ -101,8 +101,7 @@ class Budget:
             "left_kJ": left_kJ,
             "probe_budget_kJ": limit_kJ,
             "reserved_kJ": min(reserved_kJ, max(left_kJ, 0.0)),
-            "estimated": int(status.estimated),
-            **({"twin": 1} if status.twin else {}),
+            **{name: int(mark) for name, mark in status.marks.items()},
         }
         return StopReason("probe_budget", figures)
 
@@ -118,8 +117,7 @@ class Budget:
             "job_kJ": job_kJ,
             "spent_kJ": spent,
             "needed_kJ": cost_kJ,
-            "estimated": int(status.estimated),
-            **({"twin": 1} if status.twin else {}),
+            **{name: int(mark) for name, mark in status.marks.items()},
         }
         return StopReason("search_share", figures)
 

@@ -16,6 +16,7 @@ from tuner.search_spaces.knobs import KNOBS
 from tuner.study.forecast import SearchForecast, forecast
 from tuner.study.request import StudyRequest
 from tuner.workload.program.built_in_job import launchable
+from tuner.workload.records.basis import Basis
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.user_code import of_files, of_knobs
 
@@ -55,7 +56,7 @@ def describe(problem: Problem, request: StudyRequest, run: RunFolder) -> DryRun:
     # A job without a forecast: a search on predictions.
     cost = "Nothing is measured: every probe is a prediction (all at once: tuner plan)."
     expected, starts, clocks = None, list[str](), list[str]()
-    if not problem.simulated:
+    if problem.basis is not Basis.PREDICTED:
         expected = forecast(problem, request.search)
         cost, starts = expected.sentence, [_command(problem), *map(str, of_knobs(knobs))]
         clocks = _clocks(problem)

@@ -40,6 +40,7 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, InvalidValue
 from tuner.search_spaces.options import read_options
 from tuner.study.unsupported_knobs import without_unsupported
+from tuner.workload.records.basis import Basis
 from tuner.workload.records.probe import ProbeRecord, WindowPolicy
 
 _WHERE = "study.toml"
@@ -68,7 +69,7 @@ def load_spec(folder: RunFolder, records: Sequence[ProbeRecord]) -> StudySpec:
     window = settings.pop("window", {})
     if not isinstance(window, Mapping):
         raise InvalidValue(f"settings.window in {_WHERE}", window, "a table")
-    simulated = any(record.meter.is_simulated for record in records)
+    predicts = any(record.meter.basis is Basis.PREDICTED for record in records)
     problem = _problem(folder, tuple(visited), study)
     return StudySpec(
         name=folder.name,
@@ -81,7 +82,7 @@ def load_spec(folder: RunFolder, records: Sequence[ProbeRecord]) -> StudySpec:
             _WHERE,
         ),
         unverified=why_unverified(
-            settings.get("verify") is True, replace(problem, simulated=simulated)
+            settings.get("verify") is True, replace(problem, predicts=predicts)
         ),
         created=str(study.get("created", "")),
         ended=read_end(study.get("ended", {})),

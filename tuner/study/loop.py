@@ -122,9 +122,8 @@ class SearchLoop:
             in_flight_kJ=math.fsum(flight.cost_kJ for flight in self._flying.values()),
             elapsed_s=self.elapsed_s,
             enough_launches=measured_launches(self._problem, self.records, LEAST_LAUNCHES),
-            estimated=self._executor.meter.estimated,
+            marks=self._executor.meter.marks,
             job_kJ=measured_job_kJ(self._problem, self.records),
-            twin=self._executor.meter.twin,
         )
         check = partial(self._budget.check, status, cost_kJ, searching=searching, count=count)
         if searching and self._verifies:

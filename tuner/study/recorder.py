@@ -172,8 +172,7 @@ def _measured_attrs(record: ProbeRecord, measurement: Measurement) -> dict[str, 
         "peak_memory_GB": (measurement.peak_memory_bytes or math.nan) / 1e9,
         "scope": record.meter.scope,
         "meter": record.meter.name,
-        "estimated": record.meter.estimated,
-        **({"twin": True} if record.meter.twin else {}),
+        **record.meter.marks,
         **{f"delivered_{name}": value for name, value in measurement.delivered.items()},
     }
     if not record.meter.has_energy:

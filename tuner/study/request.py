@@ -317,7 +317,7 @@ def _as_prediction(problem: Problem) -> Problem:
 
     assert problem.cluster is not None
     errors = [f"known error: {line}" for line in known_error_lines(problem.cluster.device)]
-    return replace(problem, notes=(*errors, *problem.notes), simulated=True)
+    return replace(problem, notes=(*errors, *problem.notes), predicts=True)
 
 
 def job_of_script(

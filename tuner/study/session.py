@@ -45,6 +45,7 @@ from tuner.study.rules import further_launches
 from tuner.study.unsupported_knobs import without_unsupported
 from tuner.workload.node.clocks.base import LIVE
 from tuner.workload.node.meters.user_meter import TAKEN
+from tuner.workload.records.basis import Basis
 from tuner.workload.records.probe import MeterInfo, ProbeRecord
 from tuner.workload.records.trace import TraceWriter, compact, read_trace, recover_pending
 
@@ -177,8 +178,7 @@ class Session:
             )
             for sentence in (*_opening(spec, executor, run, records), *notes):
                 loop.note(sentence)
-            real = problem.recording is None and not problem.simulated
-            if real and not records and problem.job and problem.cluster:
+            if problem.basis is Basis.MEASURED and not records and problem.job and problem.cluster:
                 expected = forecast(problem, spec.settings)
                 reported_choice = executor.meter.has_energy
                 loop.note(
@@ -330,9 +330,10 @@ def _check_peaks(constraints: Constraints, problem: Problem) -> None:
     """
     if constraints.peak_power_W is None:
         return
-    if not problem.simulated and problem.recording is None:
+    if problem.basis is Basis.MEASURED:
         return
-    source = "the models predict" if problem.simulated else "a recording holds"
+    predicts = problem.basis is Basis.PREDICTED
+    source = "the models predict" if predicts else "a recording holds"
     raise InputError(
         f"no probe of {problem.name} can show its peak power: {source} mean power only; "
         "cap that by --power-cap instead of --peak-power"
@@ -405,7 +406,7 @@ def _opening(
             f"Replaying {count:,} recorded configuration{'s' * (count != 1)} of "
             f"{problem.recording.name}: nothing is started, spent or set."
         )
-    if problem.simulated:
+    if problem.basis is Basis.PREDICTED:
         lines.append(
             "nothing is measured: this search tries its probes on predictions of the models; "
             f"`tuner plan` predicts all {count:,} configurations at once"

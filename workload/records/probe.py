@@ -11,6 +11,7 @@ from typing import Any, Literal
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.typed_json import dump_fields, read_fields
+from tuner.workload.records.basis import Basis
 from tuner.workload.records.drift import Drift
 from tuner.workload.records.limits import (
     FIRST_STEP_LIMIT_S,
@@ -191,9 +192,9 @@ class MeterInfo:
         return f"energy: {self.scope} scope, {self.label} ({self.source})"
 
     @property
-    def is_simulated(self) -> bool:
-        """True if the analytic models answered: nothing ran."""
-        return self.name == "simulated"
+    def basis(self) -> Basis:
+        """Predicted if the analytic models answered: nothing ran."""
+        return Basis.PREDICTED if self.name == "simulated" else Basis.MEASURED
 
     @property
     def mark(self) -> str:
@@ -203,6 +204,11 @@ class MeterInfo:
     @property
     def label(self) -> str:
         return self.mark or "metered"
+
+    @property
+    def marks(self) -> dict[str, bool]:
+        """Marks by name, as records and reasons keep them: that of a twin only where it is one."""
+        return {"estimated": self.estimated, **({"twin": True} if self.twin else {})}
 
 
 @dataclass(frozen=True)

@@ -140,10 +140,7 @@ def _facts(view: View) -> str:
     subject = result.job.name if result.job is not None else result.name
     if result.cluster is not None:
         subject += f" on {result.cluster.devices} x {result.cluster.device.name}"
-    kind = "predicted, nothing was measured" if view.is_predicted else "measured"
-    if result.job is None:
-        kind = "from a recording"
-    facts = [subject, kind, f"run {result.name}"]
+    facts = [subject, view.words.subject, f"run {result.name}"]
     study = RunFolder(result.run_dir).read_study() if result.run_dir is not None else None
     if study is not None and study.get("created"):
         facts.append(str(study["created"]).replace("T", " "))
@@ -181,7 +178,7 @@ def _spent_tile(view: View) -> Tile:
     if result.points and spent.energy_kJ == 0:
         past = Line(f"{len(result.points)} settings of past runs", "muted")
         return Tile("Search spent", "nothing", [past])
-    title = "A real search would take" if view.is_predicted else "Search spent"
+    title = view.words.spent
     if not view.has_energy:
         return Tile(title, duration(spent.time_s), [Line(counted(spent.probes, "probe"), "muted")])
     failed = f", {spent.failed} failed" if spent.failed else ""
@@ -236,7 +233,7 @@ def limit_values(view: View) -> dict[str, Any]:
         return {"sliders": []}
     limits = result.limits
     sliders = []
-    choices: dict[str, Any] = {"run": shlex.quote(result.name), "found": view.found}
+    choices: dict[str, Any] = {"run": shlex.quote(result.name), "found": view.words.found}
     for name, text, values, own, unit, per in (
         ("deadline", "Deadline", grid.deadlines_s, limits.deadline_s, units.time, units.s),
         ("budget", "Energy budget", grid.budgets_kJ, limits.budget_kJ, units.energy, units.kJ),

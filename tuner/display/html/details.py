@@ -18,6 +18,7 @@ from tuner.formatting import Units, energy_text, label, number, percent, signed_
 from tuner.problem.limits import LIMITS
 from tuner.workload.node.measure.parts import PARTS, named_parts, part_rows
 from tuner.workload.node.measure.stragglers import words
+from tuner.workload.records.basis import Basis
 from tuner.workload.records.probe import ProbeRecord
 
 _LIMIT_LABELS = {
@@ -102,7 +103,7 @@ def _parts(explanation: Explanation) -> list[list[str]]:
 
 
 def _parts_note(view: View, explanation: Explanation) -> str:
-    if view.is_predicted:
+    if view.basis is Basis.PREDICTED:
         return "Predicted shares of the choice's step, along the busiest pipeline stage."
     errors = explanation.model_error.items()
     off = ", ".join(f"{name} {signed_percent(share)}" for name, share in errors)
@@ -114,12 +115,12 @@ def _parts_note(view: View, explanation: Explanation) -> str:
 
 
 def _spent_rows(view: View) -> list[tuple[str, str]]:
-    result, spent, plan = view.result, view.result.spent, view.is_predicted
+    result, spent, words = view.result, view.result.spent, view.words
     time = Units.for_values([], [spent.time_s])
     rows = [
-        ("Time on the cluster" if plan else "Wall-clock time", time.time_text(spent.time_s)),
+        (words.spent_time, time.time_text(spent.time_s)),
         ("Probes", f"{spent.probes}, of which {spent.failed} failed"),
-        ("Windows simulated" if plan else "Windows measured", str(spent.measurements)),
+        (words.windows, str(spent.measurements)),
         ("Payback", view.payback),
         ("Ended because", result.stopped or "it is not recorded"),
     ]
