@@ -129,7 +129,7 @@ def by_samples(window: Window) -> Window:
     opened, closed = window.opened, window.closed
     return replace(
         window,
-        opened=Reading(opened.time_s, opened.energy_J),
+        opened=replace(opened, doubt_J=0.0),
         closed=Reading(closed.time_s, opened.energy_J + window.sampled_energy_J),
     )
 

@@ -32,6 +32,8 @@ Z90 = 1.6448536269514722
 
 #: A block holds at least this much time: five samples of the timeline's 100 ms.
 BLOCK_S = 0.5
+#: Blocks that begin within the lag of sampled power are left out where this number remains.
+LEAST_BLOCKS = 3
 #: A window may end from here on. NVML counters update about every 100 ms, and windows under 2 s
 #: read low (docs/measuring.md).
 FIRST_LOOK_S = 2.0
@@ -174,12 +176,24 @@ class Window:
         return standard_error(self.step_times_s)
 
     @property
+    def block_edges_s(self) -> tuple[float, ...]:
+        """Edges of the blocks that tell how power scatters, on CLOCK_MONOTONIC.
+
+        Devices wait idle at the opening edge, which power shows for a while after it: a bias that
+        is no scatter, and that the counter does not have. Blocks that begin within this lag are
+        left out, unless too few would remain to tell a scatter.
+        """
+        edges = block_edges(self.opened.time_s, self.ends_s)
+        settled = tuple(edge for edge in edges if edge - edges[0] >= self.opened.lag_s)
+        return settled if len(settled) > LEAST_BLOCKS else edges
+
+    @property
     def power_blocks_W(self) -> tuple[float, ...]:
         """Mean power of blocks of whole steps, watts; their mean is `power_W`.
 
         The samples tell how power was spread over the window, the counter how much it was.
         """
-        edges = block_edges(self.opened.time_s, self.ends_s)
+        edges = self.block_edges_s
         blocks = block_powers(self.samples, edges)
         if not blocks.size:
             return ()
@@ -218,8 +232,8 @@ class _Mean:
 
 def _means(window: Window) -> tuple[_Mean, _Mean]:
     """Return the means of step time and of power, as far as the window has come."""
-    edges = block_edges(window.opened.time_s, window.ends_s)
-    return _Mean.of(window.step_times_s), _Mean.of(block_powers(window.samples, edges))
+    blocks = block_powers(window.samples, window.block_edges_s)
+    return _Mean.of(window.step_times_s), _Mean.of(blocks)
 
 
 def beaten_by(window: Window, competitors: Sequence[Reached]) -> Reached | None:

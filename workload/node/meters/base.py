@@ -15,6 +15,11 @@ from typing import Protocol, runtime_checkable
 from tuner.workload.records.power_sample import PowerSample
 from tuner.workload.records.probe import MeterInfo
 
+#: Lag of sampled power where a meter states none: two samples of the timeline, of which each may be
+#: the mean since the one before it. NVML's instant power is updated every 20 to 100 ms (arXiv
+#: 2312.02741).
+LAG_S = 0.2
+
 
 class MeterError(Exception):
     """Failure to open or read a meter, never zero joules; `grant` is the line that permits it."""
@@ -32,12 +37,14 @@ class NoDriver(MeterError):
 class Reading:
     """Value of a meter's counter on CLOCK_MONOTONIC, in joules since it was opened.
 
-    `doubt_J` is by how much it may be wrong because power still fell when it was read.
+    `doubt_J` is by how much it may be wrong because power still fell when it was read. Power that
+    is sampled within `lag_s` afterwards still shows what was drawn before.
     """
 
     time_s: float
     energy_J: float
     doubt_J: float = 0.0
+    lag_s: float = LAG_S
 
 
 def over_devices(states: Sequence[Mapping[str, float]]) -> dict[str, float]:

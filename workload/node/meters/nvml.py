@@ -14,10 +14,11 @@ import math
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from tuner.workload.node.meters.base import MeterError, Reading, each_device, over_devices
+from tuner.workload.node.meters.base import LAG_S, MeterError, Reading, each_device, over_devices
 from tuner.workload.node.meters.gpus import (
     Gpu,
     clock_state,
@@ -256,7 +257,8 @@ class NvmlMeter(WatchedMeter):
                 )
                 for source, smooths in zip(self._sources, self._smooth, strict=True)
             ]
-            return self._at_edge(edges, called_s, opens=opens)
+            reading = self._at_edge(edges, called_s, opens=opens)
+            return replace(reading, lag_s=AVERAGED_S + LAG_S) if self._averaged else reading
 
     @property
     def resolution_s(self) -> float:

@@ -116,15 +116,16 @@ class MultiNodeMeter:
         times = [reading.time_s for reading, _ in edges]
         energy_J = sum(reading.energy_J for reading, _ in edges)
         doubt_J = sum(reading.doubt_J for reading, _ in edges)
+        lag_s = max(reading.lag_s for reading, _ in edges)
         if not opens:
-            return Reading(min(times), energy_J, doubt_J)
+            return Reading(min(times), energy_J, doubt_J, lag_s)
         edge_s = max(times)
         late_J = sum(
             power_W * (edge_s - reading.time_s)
             for reading, power_W in edges
             if edge_s - reading.time_s > _SAME_S
         )
-        return Reading(edge_s, energy_J + late_J, doubt_J)
+        return Reading(edge_s, energy_J + late_J, doubt_J, lag_s)
 
     def sample(self) -> PowerSample:
         others = self._nodes.on_all(lambda i, peer: peer.sample())

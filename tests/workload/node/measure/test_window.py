@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -17,6 +17,7 @@ from tuner.search_spaces.configuration import Settings
 from tuner.workload.node.clocks.cpu import FASTEST
 from tuner.workload.node.measure.measurement import delivered_of, drift_of, measurement, not_applied
 from tuner.workload.node.measure.statistics import (
+    Z90,
     Window,
     block_edges,
     block_powers,
@@ -32,7 +33,7 @@ from tuner.workload.node.measure.window import (
     _with_mean_losses,
     most_steps,
 )
-from tuner.workload.node.meters.base import Reading
+from tuner.workload.node.meters.base import LAG_S, Reading
 from tuner.workload.records.power_sample import PowerSample
 from tuner.workload.records.probe import (
     Failure,
@@ -309,6 +310,67 @@ class TestSpread:
         samples = [PowerSample(1.0, 100.0), PowerSample(2.0, 100.0)]
         assert math.isnan(integrate(samples, 0.0, 3.0))
         assert block_powers(samples, [0.0, 3.0]).size == 0
+
+
+def edged(
+    powers_W: Sequence[float], *, lag_s: float = LAG_S, filter_s: float = 0.1, tick_s: float = 0.1
+) -> Window:
+    """A window of steps of 0.1 s after an idle edge, with a power each 0.5 s.
+
+    The counter is exact; power is sampled through a filter, as sensors see it.
+    """
+    length_s = 0.5 * len(powers_W)
+    seen_W, samples = 60.0, []
+    for k in range(round(length_s / 0.001)):
+        now_s = 0.001 * k
+        seen_W += (powers_W[int(now_s / 0.5)] - seen_W) * 0.001 / filter_s
+        if k % round(1000 * tick_s) == 0:
+            samples.append(PowerSample(now_s, seen_W))
+    ends = tuple(0.1 * k for k in range(1, round(length_s / 0.1) + 1))
+    opened = Reading(0.0, 0.0, 0.0, lag_s)
+    closed = Reading(length_s, 0.5 * sum(powers_W))
+    return Window(opened, closed, (0.1,) * len(ends), ends, tuple(samples))
+
+
+class TestOpeningEdge:
+    """Sampled power shows the idle wait before a window; the counter does not."""
+
+    def test_the_lag_of_the_sensor_is_no_scatter(self) -> None:
+        """The first of five blocks was always low: an exact power was stated to 2 to 4 %."""
+        window = edged([680.0] * 6)
+        assert window.power_W == 680.0
+        assert window.power_se_W < 0.003 * 680.0
+        assert np.mean(window.power_blocks_W) == pytest.approx(680.0)
+
+    def test_a_sensor_that_averages_a_second_lags_longer(self) -> None:
+        slow = edged([680.0] * 10, lag_s=1.2, filter_s=0.3)
+        assert slow.power_se_W < 0.003 * 680.0
+        assert edged([680.0] * 10, lag_s=0.0, filter_s=0.3).power_se_W > 0.02 * 680.0
+
+    @pytest.mark.parametrize("blocks", [2, 3])
+    def test_a_window_of_few_blocks_keeps_them_all(self, blocks: int) -> None:
+        assert len(edged([680.0] * blocks).power_blocks_W) == blocks
+
+    def test_what_drifts_after_the_edge_is_still_stated(self) -> None:
+        drifting = edged([700.0 - 20 * k for k in range(8)])
+        assert drifting.power_se_W > 0.02 * drifting.power_W
+
+    @pytest.mark.parametrize(("blocks", "least"), [(6, 0.65), (10, 0.72), (20, 0.8)])
+    def test_intervals_of_power_that_scatters_keep_their_coverage(
+        self, blocks: int, least: float
+    ) -> None:
+        """Few blocks state too little, with or without the first: no less is covered than then."""
+        rng = np.random.default_rng(blocks)
+        inside = without = 0
+        for _ in range(200):
+            powers = 680.0 + 20.0 * rng.standard_normal(blocks)
+            window = edged(list(powers), filter_s=0.02)
+            off = abs(window.power_W - 680.0)
+            inside += off <= Z90 * window.power_se_W
+            plain = standard_error(powers)  # by every block as it truly was
+            without += off <= Z90 * plain
+        assert inside / 200 >= least
+        assert inside >= without - 0.06 * 200
 
 
 def window_of(power_W: float = 300.0, **more: object) -> Window:
