@@ -38,6 +38,7 @@ from tuner.workload.records.probe import INSPECTIONS, Failure, ProbeRequest, sho
 from tuner.workload.scripts.command import Start
 from tuner.workload.scripts.declared_knobs import read_at_start
 from tuner.workload.scripts.job import LaunchableJob
+from tuner.workload.scripts.last_words import explained_exit
 from tuner.workload.scripts.launchers import kind_of
 from tuner.workload.scripts.launchers.secrets import revealed
 from tuner.workload.scripts.rights import private_folder, without_secrets
@@ -284,8 +285,9 @@ class RankLaunch:
             message = f"the kernel killed rank {rank}: the host ran out of memory"
             return Failure(shown_by("no memory"), message)
         how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        subject = "the command" if self.job.as_it_stands else f"rank {rank}"
-        return Failure("crash", f"{subject} {how}")
+        if not self.job.as_it_stands:
+            return Failure("crash", f"rank {rank} {how}")
+        return Failure("crash", explained_exit(code, self.log_tail()) or f"the command {how}")
 
     def log_tail(self) -> str:
         """Return the last lines of a rank's log, of one with an error if there is one."""

@@ -32,6 +32,7 @@ from tuner.workload.records.probe import (
 )
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.evidence import seen_today
+from tuner.workload.scripts.last_words import last_words, quoted
 from tuner.workload.scripts.launchers import Launcher
 from tuner.workload.scripts.proving import proven
 from tuner.workload.scripts.script_facts import LAUNCH, OFFLOADS, ScriptFacts
@@ -146,26 +147,14 @@ def _when(record: ProbeRecord) -> str:
     return f"after {steps} optimizer step{'s' * (steps != 1)}"
 
 
-#: What launchers write of a rank that ended: torchrun, accelerate, deepspeed, srun and make.
-_OF_LAUNCHER = re.compile(
-    r"^(?:.*torch[./]distributed[./](?:elastic|run|launcher)|.*CalledProcessError|"
-    r"\[.*launch\.py:\d+:|srun: error: |make(?:\[\d+\])?: \*\*\* )",
-    re.M,
-)
-
-
 def _last_words(failure: Failure) -> str:
     """Return the program's own last line; "" if the failure's message has it, or has an error."""
-    if re.search(r"\w(Error|Exception): ", failure.message):
+    if re.search(r"\w(Error|Exception): ", failure.message) or failure.message.endswith('"'):
         return ""
-    own, *launchers = _OF_LAUNCHER.split(failure.log_tail, maxsplit=1)
-    if launchers:  # a traceback of the launcher has begun above its first words
-        own = own.partition("Traceback (most recent call last):")[0]
-    lines = [line.strip() for line in own.splitlines()]
-    last = next((line for line in reversed(lines) if re.search(r"\w", line)), "")
+    last = last_words(failure.log_tail)
     if last in failure.message or failure.message in last:
         return ""
-    return f': "{last[:200]}"'
+    return f': "{quoted(last)}"'
 
 
 def blank_job(script: Script, cluster: Cluster, nodes: int = 1) -> ScriptJob:
