@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tuner.search_spaces.knobs import Value
@@ -33,11 +33,7 @@ class TodayFacts:
             micro, times = self.micro_batch or "?", self.accumulation or "?"
             batch = f"global batch {self.global_batch} = micro-batch {micro} x accumulation {times}"
             batch += f" x {self.replicas} replica{'s' * (self.replicas != 1)}"
-        found: dict[str, list[str]] = {}
-        for name in ("micro_batch", "accumulation"):
-            if name in self.sources:
-                found.setdefault(self.sources[name], []).append(name.replace("_", "-"))
-        of = "; ".join(f"{' and '.join(names)}: {source}" for source, names in found.items())
+        of = self._batch_sources
         length = "unknown, so energy and time are per optimizer step (--steps N gives the total)"
         if self.steps:
             length = f"{self.steps:,} optimizer steps{self._source('steps')}"
@@ -51,8 +47,23 @@ class TodayFacts:
             f"today: {self.ranks} rank{plural}{self._source('ranks')}, {batch}"
             + (f" ({of})" if of else ""),
             f"length: {length}",
-            f"knobs: {knobs or 'none is set'}",
+            f"today's knobs: {knobs or 'all as by default'}",
         )
+
+    def changed_lines(self, before: TodayFacts) -> tuple[str, ...]:
+        """Return the lines that differ from earlier ones; a proof if it is all that was added."""
+        proven = self._batch_sources != before._batch_sources
+        if proven and replace(self, sources={}) == replace(before, sources={}):
+            return (f"proven: {self._batch_sources}",)
+        return tuple(line for line in self.lines if line not in before.lines)
+
+    @property
+    def _batch_sources(self) -> str:
+        found: dict[str, list[str]] = {}
+        for name in ("micro_batch", "accumulation"):
+            if name in self.sources:
+                found.setdefault(self.sources[name], []).append(name.replace("_", "-"))
+        return "; ".join(f"{' and '.join(names)}: {source}" for source, names in found.items())
 
     def _source(self, name: str) -> str:
         return f" ({self.sources[name]})" if name in self.sources else ""

@@ -7,13 +7,13 @@ They turn their arguments into a `tuner.study.request.StudyRequest` and run a
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import closing, contextmanager, nullcontext
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
-from tuner.executors.local import SimulatedExecutor
+from tuner.executors.local import LocalNode, SimulatedExecutor
 from tuner.problem.constraints import Constraints, LimitOptions
 from tuner.problem.job_request import JobRequest
 from tuner.problem.run_folder import RunFolder, find_run, new_name
@@ -126,8 +126,12 @@ def search_for(
         InputError: the input is wrong; one sentence.
         Interrupted: a KeyboardInterrupt came; the run folder holds every finished probe.
     """
-    with _metered(request), _receiver(progress, on_progress) as notify:
-        problem, run, request = request.checked(notify).prepared(notify)
+    with (
+        _metered(request),
+        _receiver(progress, on_progress) as notify,
+        closing(LocalNode()) as node,
+    ):
+        problem, run, request = request.checked(notify).prepared(notify, node)
         # Not before: a command that fails at once is told of at once.
         from tuner.executors.choose import executor_of
         from tuner.study.session import Session
@@ -147,6 +151,7 @@ def search_for(
                 announce,
                 address=request.ray_address,
                 seed=request.search.seed,
+                node=node,
             ),
             request,
             run=run,

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tuner.executors.base import Executor
-from tuner.executors.local import InlineExecutor, SimulatedExecutor
+from tuner.executors.local import Announce, LocalNode, SimulatedExecutor
 from tuner.problem.problem import Problem
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.errors import InputError, UnknownName
@@ -19,9 +17,7 @@ from tuner.workload.node.machine import detect_cluster
 
 if TYPE_CHECKING:
     from tuner.executors.ray_executor import RayExecutor
-    from tuner.workload.node.runner import LocalRunner
 
-Announce = Callable[[str], None]
 EXECUTORS = ("ray", "inline", "simulated")
 
 
@@ -82,8 +78,9 @@ def open_executor(
     run_dir: Path,
     announce: Announce,
     address: str | None = None,
+    node: LocalNode | None = None,
 ) -> Executor:
-    """Return a prepared executor that measures.
+    """Return a prepared executor that measures; inline on `node`, if that is given.
 
     By default it is Ray where `needs_ray`, and inline elsewhere, or where this machine can start no
     Ray and no address is given.
@@ -92,6 +89,8 @@ def open_executor(
         from tuner.executors.ray_cluster import RayUnavailable
         from tuner.executors.ray_executor import RayExecutor
 
+        if node is not None:  # its agents open their own meters
+            node.close()
         try:
             made = RayExecutor(job, cluster, run_dir=run_dir, announce=announce, address=address)
         except RayUnavailable as error:
@@ -99,35 +98,22 @@ def open_executor(
                 raise
             announce(f"{error.why}, so probes run inline, one at a time.")
         else:
-            _prepare(made)
-            return made
-    here = _runner_here(job, cluster, run_dir, announce)
-    _prepare(here)
-    return InlineExecutor(here, keep_in=run_dir)
+            return _prepared(made)
+    here = node or LocalNode()
+    try:
+        return here.executor(job, cluster, run_dir=run_dir, announce=announce)
+    except BaseException:
+        here.close()
+        raise
 
 
-def _runner_here(
-    job: TrainingJob, cluster: Cluster, run_dir: Path, announce: Announce
-) -> LocalRunner:
-    from tuner.workload.node.facts import inspect_node
-    from tuner.workload.node.runner import LocalRunner
-
-    # What its GPUs do is no reason against its cores.
-    environ = os.environ if cluster.device.is_gpu else {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    facts = inspect_node(environ=environ)
-    if refused := facts.refusals(cluster):
-        raise InputError(refused[0])
-    if warning := facts.warning(cluster):
-        announce(f"warning: {warning}")
-    return LocalRunner(job, cluster, run_dir=run_dir, announce=announce, keep=True)
-
-
-def _prepare(made: RayExecutor | LocalRunner) -> None:
+def _prepared(made: RayExecutor) -> RayExecutor:
     try:
         made.prepare()
     except BaseException:
         made.close()
         raise
+    return made
 
 
 def executor_of(
@@ -138,12 +124,14 @@ def executor_of(
     *,
     seed: int = 0,
     address: str | None = None,
+    node: LocalNode | None = None,
 ) -> Executor:
-    """Return the executor that a study's request means."""
+    """Return the executor that a study's request means, inline on `node`, if that is given."""
     if name is not None and not isinstance(name, str):
         return name
     if name == "simulated":
         return simulated_executor(problem, seed=seed)
+    job, cluster = _measured(problem)
     return open_executor(
-        name, *_measured(problem), run_dir=run_dir, announce=announce, address=address
+        name, job, cluster, run_dir=run_dir, announce=announce, address=address, node=node
     )

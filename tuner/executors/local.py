@@ -4,15 +4,25 @@ from __future__ import annotations
 
 import heapq
 import math
+import os
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.job import TrainingJob
 from tuner.workload.node.agent import run_safely
 from tuner.workload.records.probe import ProbeRecord, ProbeRequest
 from tuner.workload.records.runners import Continuation, Runner, extended
+
+if TYPE_CHECKING:
+    from tuner.workload.node.runner import LocalRunner
+
+Announce = Callable[[str], None]
 
 
 class InlineExecutor:
@@ -47,6 +57,60 @@ class InlineExecutor:
     def close(self) -> None:
         self._queue.clear()
         self._runner.close()
+
+
+class LocalNode:
+    """One node, this one, whose fork server serves a script's inspection and its search alike.
+
+    The runner is made by the first `runner`, and closed with the node unless an executor of
+    `executor` has closed it before.
+    """
+
+    def __init__(self) -> None:
+        self._runner: LocalRunner | None = None
+
+    def runner(
+        self,
+        job: TrainingJob,
+        cluster: Cluster,
+        *,
+        run_dir: Path,
+        announce: Announce,
+        keep: bool = False,
+    ) -> LocalRunner:
+        """Return the runner of a job, to be prepared; InputError if this node cannot be used.
+
+        With `keep`, what was measured is saved after every window.
+        """
+        from tuner.workload.node.runner import LocalRunner
+
+        if self._runner is None:
+            self._runner = LocalRunner(job, cluster, run_dir=run_dir, announce=announce)
+        self._runner.adopt(job, keep=keep)
+        return self._runner
+
+    def executor(
+        self, job: TrainingJob, cluster: Cluster, *, run_dir: Path, announce: Announce
+    ) -> InlineExecutor:
+        """Return an executor of a job's probes; InputError if this node cannot be used."""
+        from tuner.workload.node.facts import inspect_node
+
+        # What its GPUs do is no reason against its cores.
+        gpus = cluster.device.is_gpu
+        facts = inspect_node(environ=None if gpus else {**os.environ, "CUDA_VISIBLE_DEVICES": ""})
+        if refused := facts.refusals(cluster):
+            raise InputError(refused[0])
+        if warning := facts.warning(cluster):
+            announce(f"warning: {warning}")
+        runner = self.runner(job, cluster, run_dir=run_dir, announce=announce, keep=True)
+        runner.prepare()
+        return InlineExecutor(runner, keep_in=run_dir)
+
+    def close(self) -> None:
+        """End the ranks and their server, put back the clocks and close the meter."""
+        if self._runner is not None:
+            self._runner.close()
+            self._runner = None
 
 
 @dataclass(order=True)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tuner.executors.base import Executor
+from tuner.executors.local import LocalNode
 from tuner.problem.constraints import Constraints, LimitOptions
 from tuner.problem.job_request import Given, JobRequest
 from tuner.problem.recording import Recording
@@ -182,10 +183,14 @@ class StudyRequest(JobRequest):
         search = self.search.with_default_limits(simulated=simulated)
         return replace(self, cluster=cluster, executor=executor, search=search)
 
-    def prepared(self, notify: Notify | None) -> tuple[Problem, RunFolder, StudyRequest]:
-        """Return the problem, the run folder and the request; a script is started once."""
+    def prepared(
+        self, notify: Notify | None, node: LocalNode | None = None
+    ) -> tuple[Problem, RunFolder, StudyRequest]:
+        """Return the problem, the run folder and the request; a script is started once, on `node`
+        if that is given."""
         from tuner.problem.from_job import cluster_of, problem_of_job
         from tuner.problem.study_spec import parse_space
+        from tuner.workload.scripts.inspection import announce_today
         from tuner.workload.scripts.threads import with_threads
 
         request, name, script = self, self.name, self.script
@@ -201,6 +206,7 @@ class StudyRequest(JobRequest):
                 run,
                 address=self.ray_address,
                 announce=announce,
+                node=node,
                 limit_s=self.search.first_step_limit_s,
                 require_length=self.constraints.require_limits_of_a_step,
             )
@@ -217,6 +223,8 @@ class StudyRequest(JobRequest):
             )
             request = replace(request, job=threaded)
             problem = problem_of_job(request, plan=self.simulated)
+        if inspected is not None and isinstance(problem.job, ScriptJob):
+            announce_today(problem.job, announce, problem.baseline, before=inspected)
         if problem.length is None:
             self.constraints.require_limits_of_a_step()
         if self.simulated:
@@ -327,18 +335,32 @@ def job_of_script(
     *,
     address: str | None,
     announce: Announce,
+    node: LocalNode | None = None,
     limit_s: float | None = None,
     require_length: Callable[[], None] = lambda: None,
 ) -> ScriptJob:
     """Return the job that a script trains; from the run folder if it was inspected before.
 
     What `tuner.workload.scripts.inspection` saw is kept in study.toml with the job. Without the
-    `address` of a Ray cluster this machine starts it, and waits `limit_s` for its first step.
-    `require_length` is called if one look has shown no length of the training: no limit may be on
-    the whole of it.
+    `address` of a Ray cluster this machine (`node`, which the caller closes) starts it, and waits
+    `limit_s` for its first step. `require_length` is called if one look has shown no length of the
+    training: no limit may be on the whole of it.
     """
+    if node is None:
+        with closing(LocalNode()) as node:
+            return job_of_script(
+                script,
+                cluster,
+                run,
+                address=address,
+                announce=announce,
+                node=node,
+                limit_s=limit_s,
+                require_length=require_length,
+            )
     from tuner.problem.study_spec import parse_script
     from tuner.workload.scripts.inspection import (
+        announce_today,
         blank_job,
         inspect_script,
         launcher_on,
@@ -346,39 +368,43 @@ def job_of_script(
     )
     from tuner.workload.scripts.observing import inspect_observed, observe_script, observed_job
 
+    launched_here = partial(
+        _launched_here, node=node, cluster=cluster, run=run, announce=announce, limit_s=limit_s
+    )
     before = parse_script(run.read_study() or {})
     if address is None and script.observable and (before is None or before.line):
         script.require_startable()
         if before is not None and (again := before.observed_again(script)) is not None:
+            announce_today(again, announce)
             return again
-        with _launched_here(observed_job(script), cluster, run, announce, limit_s) as run_probe:
-            seen = observe_script(
-                script, run_probe, folder=run.path, announce=announce, cluster=cluster
-            )
+        run_probe = launched_here(observed_job(script))
+        seen = observe_script(
+            script, run_probe, folder=run.path, announce=announce, cluster=cluster
+        )
         if seen is not None:
             blank = blank_job(seen.script, cluster)
             if not (blank.steps or seen.facts.get("length")):
                 require_length()
             started = replace(blank, whole=bool(seen.why_as_it_stands))
-            with _launched_here(started, cluster, run, announce, limit_s) as run_probe:
-                return inspect_observed(
-                    seen, run_probe, cluster=cluster, folder=run.path, announce=announce
-                )
+            run_probe = launched_here(started)
+            return inspect_observed(
+                seen, run_probe, cluster=cluster, folder=run.path, announce=announce
+            )
     nodes = _nodes(script, cluster, address)
     if before is not None:
         ranks = nodes * ranks_today(script, cluster, nodes)
         again = before.inspected_again(script, ranks, launcher_on(script, cluster))
         if again is not None:
+            announce_today(again, announce)
             return again
     blank = blank_job(script, cluster, nodes)
+    inspect = partial(
+        inspect_script, script, blank, cluster=cluster, folder=run.path, announce=announce
+    )
     if address is None:
-        launched = _launched_here(blank, cluster, run, announce, limit_s)
-    else:
-        launched = _launched_on_cluster(blank, cluster, run, announce, address)
-    with launched as run_probe:
-        return inspect_script(
-            script, blank, run_probe, cluster=cluster, folder=run.path, announce=announce
-        )
+        return inspect(launched_here(blank))
+    with _launched_on_cluster(blank, cluster, run, announce, address) as run_probe:
+        return inspect(run_probe)
 
 
 def _nodes(script: Script, cluster: Cluster, address: str | None) -> int:
@@ -396,20 +422,24 @@ def _nodes(script: Script, cluster: Cluster, address: str | None) -> int:
     return nodes
 
 
-@contextmanager
 def _launched_here(
-    job: ScriptJob, cluster: Cluster, run: RunFolder, announce: Announce, limit_s: float | None
-) -> Iterator[RunProbe]:
-    from tuner.workload.node.runner import LocalRunner
+    job: ScriptJob,
+    node: LocalNode,
+    run: RunFolder,
+    cluster: Cluster,
+    announce: Announce,
+    limit_s: float | None,
+) -> RunProbe:
+    # What a job's ranks import is imported for the first launch that starts ranks.
+    runner = node.runner(job, cluster, run_dir=run.path, announce=announce)
 
     def run_probe(of: ScriptJob, request: ProbeRequest) -> ProbeRecord:
         if limit_s is not None:
             request = replace(request, first_step_limit_s=limit_s, time_limit_s=limit_s)
+        runner.prepare()
         return runner.run_of(of, request)
 
-    with closing(LocalRunner(job, cluster, run_dir=run.path, announce=announce)) as runner:
-        runner.prepare()
-        yield run_probe
+    return run_probe
 
 
 @contextmanager

@@ -418,5 +418,7 @@ def _opening(
         f"{problem.name}{where}: {count:,} configuration{'s' * (count != 1)} of {knobs}; "
         f"{meter.sentence}; {again}"
     )
-    today = problem.job.today_facts(problem.baseline) if problem.job is not None else None
+    if problem.recording is None or problem.job is None:  # told when its command was started
+        return lines
+    today = problem.job.today_facts(problem.baseline)
     return [*lines, *(today.lines if today is not None else ())]

@@ -108,9 +108,10 @@ class RankServer:
         packages: Collection[str] | None = None,
     ) -> None:
         self._python, self._platform = python, platform or Platform()
-        every = (*PRELOAD, *PRELOAD_OPTIONAL, *optional)
-        self._needs = tuple(name for name in needs if _is_of(packages, name))
-        self._optional = tuple(name for name in every if _is_of(packages, name))
+        self._needs: tuple[str, ...] = ()
+        self._optional: tuple[str, ...] = ()
+        self._imported: tuple[str, ...] | None = None  # by the process that runs
+        self.add_imports(needs, optional, packages)
         refuse_sudo()
         self._env = {**without_secrets(os.environ), **(env or {})}
         # Compiling an op needs ninja, which pip puts beside the interpreter.
@@ -133,10 +134,31 @@ class RankServer:
         self.fork_unsafe = ""
         self.torch: TorchBuild | None = None
 
+    def add_imports(
+        self, needs: Sequence[str], optional: Sequence[str], packages: Collection[str] | None
+    ) -> None:
+        """Have `start` import further modules, as the arguments of the class name them."""
+        every = (*self._optional, *PRELOAD, *PRELOAD_OPTIONAL, *optional)
+        kept = {*self._optional}
+        found = [name for name in every if name in kept or _is_of(packages, name)]
+        self._optional = tuple(dict.fromkeys(found))
+        needed = (name for name in needs if _is_of(packages, name))
+        self._needs = tuple(dict.fromkeys((*self._needs, *needed)))
+
     @property
     def imported(self) -> tuple[str, ...]:
         """The packages that are imported before the first fork."""
-        return tuple(dict.fromkeys(map(_package, (*self._needs, *self._optional))))
+        return tuple(dict.fromkeys(map(_package, self._modules)))
+
+    @property
+    def to_import(self) -> tuple[str, ...]:
+        """Those of them that `start` has yet to import."""
+        done = self._imported if self.alive and self._imported is not None else ()
+        return tuple(dict.fromkeys(_package(name) for name in self._modules if name not in done))
+
+    @property
+    def _modules(self) -> tuple[str, ...]:
+        return (*self._needs, *self._optional)
 
     @property
     def pid(self) -> int:
@@ -162,13 +184,35 @@ class RankServer:
         return dict(self._env)
 
     def start(self) -> None:
-        """Start and import, unless it runs; InputError without torch or DeepSpeed."""
-        if self.alive:
-            return
-        self.close()
-        remove_stale_locks()
-        program = Path(__file__).with_name("fork_server.py")
+        """Start unless it runs, and import; InputError without torch or DeepSpeed."""
         began = time.monotonic()
+        if not self.alive:
+            self.close()
+            remove_stale_locks()
+            self._launch()
+        if self._imported == self._modules:
+            return
+        request = {
+            "imports": list(self._needs),
+            "optional": list(self._optional),
+            "devices": not self._on_cpu,
+        }
+        try:
+            reply = self._request_reply({**PREPARE, **request}, timeout_s=300)
+        except ServerError as error:
+            if error.kind == "ModuleNotFoundError":
+                raise InputError(
+                    f"{self._python} cannot train ({error.message}); install joulefront[train] "
+                    "there"
+                ) from error
+            raise
+        self.fork_unsafe = reply["fork_unsafe"]
+        self.torch = TorchBuild(**reply["torch"]) if reply["torch"] else None
+        self._imported = self._modules
+        self.ready_s = time.monotonic() - began
+
+    def _launch(self) -> None:
+        program = Path(__file__).with_name("fork_server.py")
         ours, theirs = socket.socketpair()
         self._error_log = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the server
         try:
@@ -186,24 +230,7 @@ class RankServer:
             raise ServerError(f"cannot start {self._python}: {error}") from error
         finally:
             theirs.close()
-        self._socket, self._buffer, self._ops = ours, b"", set()
-        try:
-            request = {
-                "imports": list(self._needs),
-                "optional": list(self._optional),
-                "devices": not self._on_cpu,
-            }
-            reply = self._request_reply({**PREPARE, **request}, timeout_s=300)
-            self.fork_unsafe = reply["fork_unsafe"]
-            self.torch = TorchBuild(**reply["torch"]) if reply["torch"] else None
-        except ServerError as error:
-            if error.kind == "ModuleNotFoundError":
-                raise InputError(
-                    f"{self._python} cannot train ({error.message}); install joulefront[train] "
-                    "there"
-                ) from error
-            raise
-        self.ready_s = time.monotonic() - began
+        self._socket, self._buffer, self._ops, self._imported = ours, b"", set(), None
 
     def missing_ops(self, ops: Sequence[str]) -> list[str]:
         """Return those of these DeepSpeed ops that are not loaded."""

@@ -29,6 +29,7 @@ from tuner.workload.node.rank_server import RankServer
 from tuner.workload.program.built_in_job import launchable, training_program
 from tuner.workload.records.probe import Failure, MeterInfo, ProbeRecord, ProbeRequest
 from tuner.workload.records.runners import Continuation, Runner
+from tuner.workload.scripts.job import LaunchableJob
 from tuner.workload.scripts.rights import private_folder
 
 
@@ -71,7 +72,7 @@ class LocalRunner(Runner):
                 env={"DS_ACCELERATOR": platform.accelerator},
                 platform=platform,
                 needs=started.needed_modules,
-                optional=[*_modelling_code(job.model), *started.imported_modules],
+                optional=_imports_of(job, started),
                 packages=started.imported_packages,
             ),
             meter=meter,
@@ -97,18 +98,19 @@ class LocalRunner(Runner):
             raise InputError(f"this node cannot prepare for training: {error}") from error
 
     def _prepare(self, ops: Sequence[str] = ()) -> float:
-        began, cluster = time.monotonic(), self.node.cluster
-        if not self.node.server.alive:
+        began, cluster, server = time.monotonic(), self.node.cluster, self.node.server
+        if not server.alive:
             private_folder(self.node.run_dir)
-            if names := self._main_packages():
-                self._announce(f"importing {names} once for all probes")
             # No refusal: a probe may have fewer ranks than the machine has devices.
             for warning in self._platform.warnings(cluster.devices_per_node):
                 self._announce(warning)
-            self.node.server.start()
-            build, accelerator = self.node.server.torch, self._platform.accelerator
+        if not server.alive or server.to_import:
+            if names := self._main_packages():
+                self._announce(f"importing {names} once for all probes")
+            server.start()
+            build, accelerator = server.torch, self._platform.accelerator
             if build and accelerator != "cpu" and (why := self._platform.why_not_torch(build)):
-                self.node.server.close()
+                server.close()
                 raise InputError(f"nothing can be trained on the GPUs of this machine: {why}")
         if missing := self.node.server.missing_ops(ops):
             self._announce(f"loading {', '.join(missing)} (compiled once a machine, some minutes)")
@@ -121,12 +123,20 @@ class LocalRunner(Runner):
     def _main_packages(self) -> str:
         # The packages that take long to import, for a sentence.
         main = ("torch", "deepspeed", "transformers", "accelerate", "lightning")
-        names = [name for name in main if name in self.node.server.imported]
+        names = [name for name in main if name in self.node.server.to_import]
         return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
 
     def turn_to(self, job: TrainingJob) -> None:
         """Probe another job from here on, with ranks of the same server."""
         self.node = replace(self.node, job=job)
+
+    def adopt(self, job: TrainingJob, *, keep: bool = False) -> None:
+        """Probe another job from here on, for whose ranks `prepare` imports what they lack."""
+        started = launchable(job, self.node.cluster, self.node.program)
+        self.node.server.add_imports(
+            started.needed_modules, _imports_of(job, started), started.imported_packages
+        )
+        self.node = replace(self.node, job=job, keep=keep)
 
     def run_of(self, job: TrainingJob, request: ProbeRequest) -> ProbeRecord:
         """Run one probe of another job, to which later ones belong, too."""
@@ -208,6 +218,10 @@ class LocalRunner(Runner):
 
 def _gpus_of(meter: Meter) -> set[str]:
     return {gpu.uuid for gpu in getattr(meter, "gpus", ())}
+
+
+def _imports_of(job: TrainingJob, started: LaunchableJob) -> list[str]:
+    return [*_modelling_code(job.model), *started.imported_modules]
 
 
 def _modelling_code(model: Mapping[str, Any]) -> list[str]:

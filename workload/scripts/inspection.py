@@ -78,32 +78,62 @@ def inspect_script(
     announce_cost(record, announce)
     facts = record.environment["facts"]
     job = job_of_facts(script, blank, facts, record.environment["first_step_s"])
+    announce_today(job, announce)
     inspect = LaunchInspector(run, folder, announce)
-    return proven(job, facts, inspect, devices=cluster.devices_per_node)
+    found = proven(job, facts, inspect, devices=cluster.devices_per_node)
+    announce_today(found, announce, before=job)
+    return found
+
+
+def announce_today(
+    job: ScriptJob,
+    announce: Announce,
+    baseline: Configuration | None = None,
+    *,
+    before: ScriptJob | None = None,
+) -> None:
+    """Announce what the script trains today, or how that differs from what was announced `before`.
+
+    Args:
+        baseline: today's configuration; the command's own if None.
+    """
+    facts = job.today_facts(baseline)
+    for line in facts.lines if before is None else facts.changed_lines(before.today_facts()):
+        announce(line)
 
 
 class LaunchInspector:
-    """Further launches of a script, each of which shows the facts of its first steps."""
+    """Further launches of a script, each of which shows the facts of its first steps.
+
+    Attributes:
+        launches: their number so far.
+    """
 
     def __init__(self, run: RunProbe, folder: Path, announce: Announce) -> None:
         self._run, self._folder, self._announce = run, folder, announce
-        self._launches = 1
+        self.launches = 0
 
     def __call__(
-        self, job: ScriptJob, configuration: Configuration, *, alter: bool = False
+        self,
+        job: ScriptJob,
+        configuration: Configuration,
+        *,
+        alter: bool = False,
+        why: str = "to see what its arguments do",
     ) -> Mapping[str, Any] | str:
-        """Return the facts of a launch, or why it did not train, a phrase."""
-        self._launches += 1
-        start = job.start(configuration, self._folder / f"probes/inspection{self._launches}")
+        """Return the facts of a launch, or why it did not train, a phrase.
+
+        `why` is the reason of the launch, for the user.
+        """
+        self.launches += 1
+        name = f"inspection{self.launches + 1}"  # the first look is not one of them
+        start = job.start(configuration, self._folder / "probes" / name)
         ranks = configuration.world_size
         self._announce(
-            f"starting {shlex.join(start.words)!r} on {ranks} "
-            f"rank{'s' * (ranks != 1)}, to see what its arguments do"
+            f"starting {shlex.join(start.words)!r} on {ranks} rank{'s' * (ranks != 1)}, {why}"
         )
         purpose = INSPECTIONS[0 if alter else 1]
-        record = self._run(
-            job, inspection_request(f"inspection{self._launches}", configuration, purpose)
-        )
+        record = self._run(job, inspection_request(name, configuration, purpose))
         if record.failure is None:
             facts: Mapping[str, Any] = record.environment["facts"]
             return facts

@@ -20,6 +20,7 @@ from tuner.workload.scripts.inspection import (
     LaunchInspector,
     RunProbe,
     announce_cost,
+    announce_today,
     blank_job,
     inspection_request,
     job_of_facts,
@@ -29,6 +30,9 @@ from tuner.workload.scripts.observation import Observation
 from tuner.workload.scripts.proving import difference, proven
 from tuner.workload.scripts.script_facts import LINES
 from tuner.workload.scripts.script_job import ScriptJob
+
+#: Why a program without a knob is started as it stands, a phrase.
+NOTHING_TO_SET = "no argument of it is known to carry its batch"
 
 
 @dataclass(frozen=True)
@@ -125,15 +129,18 @@ def inspect_observed(
     threads = script.observation.threads
     blank, why = blank_job(script, cluster), seen.why_as_it_stands
     inspect = LaunchInspector(run, folder, announce)
+    today = job_of_facts(script, replace(blank, whole=True), seen.facts, seen.first_step_s)
+    announce_today(today, announce)
     if not why:
         job, why = _of_ranks(seen, blank, inspect, cluster=cluster)
         if not why:
+            announce_today(job, announce, before=today)
             return replace(job, frame=replace(job.frame, threads=threads))
     announce(f"each probe starts your command as it stands: {why}")
-    whole = replace(blank, whole=True)
-    job = job_of_facts(script, whole, seen.facts, seen.first_step_s)
-    job = replace(job, frame=replace(job.frame, ranks_stay=why, threads=threads))
-    return proven(job, seen.facts, inspect, devices=cluster.devices_per_node)
+    job = replace(today, frame=replace(today.frame, ranks_stay=why, threads=threads))
+    job = proven(job, seen.facts, inspect, devices=cluster.devices_per_node)
+    announce_today(job, announce, before=today)
+    return job
 
 
 def _of_ranks(
@@ -157,7 +164,9 @@ def _of_ranks(
     )
     if job.frame.given or job.frame.keeps:  # proven by launches that trained the same otherwise
         return job, ""
-    again = inspect(blank, blank.baseline)
+    if not inspect.launches and _gains_nothing(script, job):
+        return job, NOTHING_TO_SET
+    again = inspect(blank, blank.baseline, why="to see if its ranks train the same one by one")
     if isinstance(again, str):
         return job, f"{alone} do not train ({again})"
     if other := difference(job, facts, again):
@@ -166,3 +175,15 @@ def _of_ranks(
         job = job_of_facts(script, blank, again, seen.first_step_s)
         job = proven(job, again, inspect, devices=devices)
     return job, ""
+
+
+def _gains_nothing(script: Script, job: ScriptJob) -> bool:
+    # Ranks would be started one by one only to set what cannot be set. A line that does more than
+    # start its program would do all of that in each probe, and a variable that it sets itself would
+    # hide that of a knob.
+    able = any(offer.turned for offer in job.offers.values())
+    observation = script.observation
+    typed = replace(script, observation=None, cwd=Path(script.typed_in or script.cwd))
+    alone = typed.is_script_alone and script.job_script is None
+    sets_threads = observation is not None and "OMP_NUM_THREADS" in observation.variables
+    return alone and not able and not sets_threads

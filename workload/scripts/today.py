@@ -6,6 +6,9 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.today_facts import TodayFacts
 from tuner.workload.scripts.script_training import ScriptTraining
 
+#: Part of every configuration's name, and no fact of a program that shards nothing.
+_NO_ZERO = ("zero_stage", 0)
+
 
 def facts_today(job: ScriptTraining, own: Configuration, today: Configuration) -> TodayFacts:
     """Return the facts of a script under today's configuration; `own` is its command's."""
@@ -14,6 +17,8 @@ def facts_today(job: ScriptTraining, own: Configuration, today: Configuration) -
     by = "as your command starts them" if job.line else "no launcher says more"
     sources = {"ranks": launcher.kind if by_launcher and launcher else by}
     knobs = {**today.launch, **today.live}
+    if not job.frame.on_deepspeed and "zero_stage" not in job.placeholders:
+        knobs = {name: value for name, value in knobs.items() if (name, value) != _NO_ZERO}
     for name in knobs:
         if name in job.placeholders:
             sources[name] = "the command"

@@ -21,7 +21,13 @@ from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.rank_launch import reserved_port
 from tuner.workload.node.runner import LocalRunner
 from tuner.workload.scripts.command import Script
-from tuner.workload.scripts.observing import ObservedLaunch, observe_script, observed_job
+from tuner.workload.scripts.observing import (
+    NOTHING_TO_SET,
+    ObservedLaunch,
+    observe_script,
+    observed_job,
+)
+from tuner.workload.scripts.script_job import ScriptJob
 
 CLUSTER = replace(detect_cluster(), devices_per_node=2)
 pytestmark = pytest.mark.real
@@ -137,6 +143,56 @@ def test_the_arguments_of_a_program_given_as_a_string_are_proven(
     assert (job.frame.micro_batch, job.frame.accumulation) == (16, 2)
     assert {"micro_batch", "gradient_accumulation"} <= {*job.placeholders}
     assert job.as_it_stands
+
+
+def of_train(
+    folder: Path, command: str, announced: list[str], program: str
+) -> tuple[ScriptJob, int]:
+    """Return the job of a command of `train.py`, and its launches."""
+    (folder / "train.py").write_text(program)
+    script, run = Script(command, cwd=folder), RunFolder.named(folder, "run")
+    job = job_of_script(script, CLUSTER, run, address=None, announce=announced.append)
+    return job, len(list((run.path / "probes").iterdir()))
+
+
+@pytest.mark.slow
+def test_todays_training_is_told_after_the_first_start(tmp_path: Path) -> None:
+    announced: list[str] = []
+    job, launches = of_train(tmp_path, "python train.py", announced, SPLIT)
+    assert launches > 1
+    first = [line.partition(":")[0] for line in announced]
+    told = first.index("today")
+    assert first[told : told + 3] == ["today", "length", "today's knobs"]
+    assert told < next(n for n, line in enumerate(announced) if "what its arguments do" in line)
+    assert first.count("today") == 1
+    assert [line for line in announced if line.startswith("proven: micro-batch and accumulation")]
+    assert {"micro_batch", "gradient_accumulation"} <= {*job.placeholders}
+
+
+WITHOUT_ARGUMENTS = TRAIN.replace("--bs", "--width").replace("a.bs", "a.width")
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("python train.py", 1),
+        pytest.param("SEED=3 python train.py --width 8", 1, marks=pytest.mark.slow),
+        pytest.param("OMP_NUM_THREADS=1 python train.py", 2, marks=pytest.mark.slow),
+        pytest.param("echo prepared > a && python train.py", 2, marks=pytest.mark.slow),
+        pytest.param("python train.py | tee log", 2, marks=pytest.mark.long),
+    ],
+)
+def test_a_program_of_which_nothing_can_be_set_is_started_once(
+    tmp_path: Path, command: str, expected: int
+) -> None:
+    """A line that does more than start it, or sets threads itself, is not run for each probe."""
+    announced: list[str] = []
+    job, launches = of_train(tmp_path, command, announced, WITHOUT_ARGUMENTS)
+    assert (launches, job.as_it_stands) == (expected, expected == 1)
+    assert not [line for line in announced if "what its arguments do" in line]
+    if expected == 1:
+        assert not [line for line in announced if "importing" in line]
+        assert NOTHING_TO_SET in announced[-1]
 
 
 @pytest.mark.parametrize(

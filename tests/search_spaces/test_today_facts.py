@@ -1,0 +1,39 @@
+"""Sentences on today's training, and on what later looks change of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tuner.search_spaces.today_facts import TodayFacts
+
+COUNTED = TodayFacts(
+    ranks=1,
+    replicas=1,
+    global_batch=32,
+    micro_batch=16,
+    accumulation=2,
+    steps=None,
+    knobs={"data_parallel": 1, "micro_batch": 16},
+    sources=dict.fromkeys(("micro_batch", "accumulation"), "3 steps: drawn"),
+)
+PROOF = "--bs 16 and --accum 2: at 8 x 4 the same 32 samples a step and rank"
+
+
+def test_knobs_at_their_defaults_are_not_denied() -> None:
+    assert COUNTED.lines[2] == "today's knobs: all as by default"
+    set_by_user = replace(COUNTED, knobs={"threads": 4, "micro_batch": 16})
+    assert set_by_user.lines[2] == "today's knobs: threads=4"
+
+
+def test_of_the_same_values_only_a_proof_is_new() -> None:
+    proven = replace(COUNTED, sources=dict.fromkeys(COUNTED.sources, PROOF))
+    assert proven.changed_lines(COUNTED) == (f"proven: micro-batch and accumulation: {PROOF}",)
+    assert COUNTED.changed_lines(COUNTED) == ()
+
+
+def test_other_values_are_told_with_their_line() -> None:
+    assert replace(COUNTED, steps=500).changed_lines(COUNTED) == ("length: 500 optimizer steps",)
+    other = replace(COUNTED, micro_batch=8, accumulation=4)
+    assert other.changed_lines(COUNTED) == (other.lines[0],)
+    changed = replace(other, sources=dict.fromkeys(COUNTED.sources, "--today"), steps=7)
+    assert changed.changed_lines(COUNTED) == changed.lines[:2]
