@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from collections.abc import Collection, Iterable, Mapping
 from importlib import resources
@@ -12,6 +13,16 @@ from typing import Any
 
 from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName
 from tuner.search_spaces.typed_json import names_a_file
+
+#: Beginning of a key of 65 names with dots: tomllib takes time that grows with their square.
+_DEEP_KEY = re.compile(r"""(?<![\w-])(?:(?>[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){64}""")
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Return the tables of TOML; ValueError or RecursionError if it is not valid."""
+    if _DEEP_KEY.search(text):
+        raise ValueError("a key of more than 64 names with dots; give a key of fewer")
+    return tomllib.loads(text)
 
 
 def data_folder(kind: str) -> Traversable:
@@ -40,7 +51,7 @@ def find_file(
 def read_toml(file: Traversable, subject: str) -> dict[str, Any]:
     """Return the tables of a file; `subject` it describes, with its name, is for the sentence."""
     try:
-        return tomllib.loads(file.read_text(encoding="utf-8-sig"))  # Windows writes a mark
+        return parse_toml(file.read_text(encoding="utf-8-sig"))  # Windows writes a mark
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"cannot read the {subject}: {error}") from error
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import re
-import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from importlib import resources
@@ -22,6 +21,7 @@ from tuner.search_spaces.data_files import (
     data_folder,
     find_file,
     included_names,
+    parse_toml,
     read_json_object,
 )
 from tuner.search_spaces.errors import LARGEST, InputError, InvalidValue, check_integer
@@ -236,7 +236,7 @@ class TrainingJob:
         """Read a job file."""
         path = Path(path)
         try:
-            data = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+            data = parse_toml(path.read_text(encoding="utf-8-sig"))
         except (OSError, UnicodeDecodeError) as error:
             raise InputError(f"cannot read the job {path}: {error}") from error
         except (ValueError, RecursionError) as error:

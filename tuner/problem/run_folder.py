@@ -13,7 +13,6 @@ import os
 import re
 import shutil
 import time
-import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,7 +20,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
-from tuner.search_spaces.data_files import write_toml
+from tuner.search_spaces.data_files import parse_toml, write_toml
 from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName
 from tuner.search_spaces.safe_files import (
     open_plain,
@@ -128,7 +127,7 @@ class RunFolder:
             data = read_bytes(self.study_file, _MAX_STUDY_BYTES)
             if len(data) > _MAX_STUDY_BYTES:
                 raise ValueError(f"it holds more than {_MAX_STUDY_BYTES // 2**20} MiB")
-            study = tomllib.loads(data.decode("utf-8"))
+            study = parse_toml(data.decode("utf-8"))
         except FileNotFoundError:
             return None
         except (OSError, ValueError, RecursionError) as error:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import statistics
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Any
 
 from tuner.search_spaces.cluster import Cluster, load_cluster
 from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.data_files import parse_toml
 from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.search_spaces.job import TrainingJob, load_job
 from tuner.search_spaces.typed_json import plain_setting, plain_text
@@ -164,7 +164,7 @@ def _read_columns(data: Mapping[str, Any], path: Path) -> _Columns:
 
 def _read_toml(path: Path) -> tuple[RecordedTable, _Columns]:
     try:
-        data = tomllib.loads(path.read_text(encoding="utf-8-sig"))
+        data = parse_toml(path.read_text(encoding="utf-8-sig"))
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:

@@ -8,6 +8,7 @@ from typing import Any
 
 from tuner.search_spaces.errors import InputError
 from tuner.workload.hook import parse_config
+from tuner.workload.scripts.key_files import shown
 
 #: An object with one of these is taken for a DeepSpeed configuration.
 _KEYS = (
@@ -55,7 +56,7 @@ def _check_types(settings: Mapping[str, Any], named: str) -> None:
             holder = holder.get(part) if isinstance(holder, Mapping) else None
         value = holder.get(name) if isinstance(holder, Mapping) else None
         if value is not None and not is_allowed(value):
-            raise InputError(f"{key} is {value!r} in {named}; it must be {allowed}")
+            raise InputError(f"{key} is {shown(value)} in {named}; it must be {allowed}")
 
 
 def _is_table(value: Any) -> bool:

@@ -5,18 +5,43 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import tomllib
-from collections.abc import Mapping, Sequence
+import re
+import reprlib
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from tuner.search_spaces.data_files import parse_toml
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.knob_declarations import FILE_KINDS
+from tuner.search_spaces.safe_files import read_bytes
 
 #: No configuration of a training is larger; a larger file is not read.
-_MOST_BYTES = 4 * 2**20
+_MOST_BYTES = 2**20
+#: Most values of a YAML file, most of them by aliases, and most tables and lists inside each other.
+_MOST_VALUES, _MOST_ALIASED, _MOST_DEPTH = 100_000, 10_000, 64
+#: Longest number: PyYAML takes time that grows with the square of its length.
+_MOST_DIGITS = 1_000
+_NUMBER = re.compile(r"[-+\d._:]+")
+#: From this length on, YAML is read by libyaml, which is ten times as fast and takes tabs where
+#: PyYAML's own reader, which frameworks use, refuses them.
+_LARGE = 2**16
+_FAST: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxdict, _SHORT.maxlist, _SHORT.maxstring = 2, 3, 3, 80
+
+
+def shown_text(text: str, most: int = 80) -> str:
+    """Return a text of a file for a sentence, shortened and without quotes."""
+    return text if len(text) <= most else f"{text[: most - 3]}..."
+
+
+def shown(value: Any) -> str:
+    """Return the value of a file for a sentence, shortened."""
+    return _SHORT.repr(value)
 
 
 def read_key(path: Path, key: str) -> Any:
@@ -47,20 +72,70 @@ def repeated_keys(path: Path) -> list[tuple[str, str]]:
 
     Parsers take the last in silence.
     """
-    try:
-        node = yaml.compose(read_text(path), Loader=yaml.SafeLoader)
-    except yaml.YAMLError:
-        return []
-    if not isinstance(node, yaml.MappingNode):
-        return []
     last: dict[str, str] = {}
     twice: list[str] = []
-    for key, value in node.value:
-        name = str(key.value)
-        if name in last:
-            twice.append(name)
-        last[name] = str(value.value) if isinstance(value, yaml.ScalarNode) else "a table"
-    return [(name, last[name]) for name in dict.fromkeys(twice)]
+    try:
+        for key, value in _top_level(read_text(path)):
+            if key in last:
+                twice.append(key)
+            last[key] = value
+    except (yaml.YAMLError, ValueError):
+        return []
+    return [(key, last[key]) for key in dict.fromkeys(twice)]
+
+
+def _top_level(text: str) -> Iterator[tuple[str, str]]:
+    """Yield the keys of a file's table in their order, each with its value or "a table"."""
+    key, depth, is_table = None, 0, False
+    for event in _events(text):
+        if depth == 0:
+            is_table = isinstance(event, yaml.MappingStartEvent)
+        if isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        elif isinstance(event, yaml.NodeEvent):
+            if depth == 1 and is_table and key is None:
+                key = str(getattr(event, "value", ""))
+            elif depth == 1 and is_table:
+                scalar = isinstance(event, yaml.ScalarEvent)
+                yield str(key), shown_text(event.value) if scalar else "a table"
+                key = None
+            depth += isinstance(event, yaml.CollectionStartEvent)
+
+
+def _events(text: str) -> Iterator[Any]:
+    """Yield the events of YAML; ValueError as soon as they would make too much of it."""
+    held: list[list[Any]] = []  # open tables and lists: their anchor and number of values
+    sizes: dict[str, int] = {}
+    values = aliased = 0
+    for event in yaml.parse(text, Loader=_FAST):
+        size = 0
+        if isinstance(event, yaml.AliasEvent):
+            if event.anchor in (anchor for anchor, _ in held):
+                raise ValueError(f"what *{event.anchor} names holds itself")
+            size = sizes.get(event.anchor, 1)
+            aliased += size
+        elif isinstance(event, yaml.ScalarEvent):
+            size = 1
+            if event.anchor:
+                sizes[event.anchor] = 1
+            number = event.implicit[0] and len(event.value) > _MOST_DIGITS
+            if number and _NUMBER.fullmatch(event.value):
+                raise ValueError(f"a number of {len(event.value):,} characters")
+        elif isinstance(event, yaml.CollectionStartEvent):
+            held.append([event.anchor, 1])
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, size = held.pop()
+            if anchor:
+                sizes[anchor] = size
+        if size and held:
+            held[-1][1] += size
+        values += bool(size)
+        if values > _MOST_VALUES or aliased > _MOST_ALIASED or len(held) > _MOST_DEPTH:
+            raise ValueError(
+                f"a configuration has at most {_MOST_VALUES:,} values, {_MOST_ALIASED:,} by "
+                f"aliases (*name), and {_MOST_DEPTH} tables or lists inside each other"
+            )
+        yield event
 
 
 def changed_text(path: Path, changes: Mapping[str, Any], *, may_add: bool = False) -> str:
@@ -71,10 +146,7 @@ def changed_text(path: Path, changes: Mapping[str, Any], *, may_add: bool = Fals
     """
     text = read_text(path)
     before = _parsed(text, path)
-    try:
-        expected = _unshared(before)
-    except RecursionError as error:
-        raise InputError(f"{path.name} holds itself") from error
+    expected = _unshared(before)
     for key, value in changes.items():
         if not may_add:
             read_key(path, key)
@@ -155,24 +227,36 @@ def renamed(words: Sequence[str], cwd: Path, file: Path, written: Path) -> list[
 
 def read_text(path: Path) -> str:
     """Return the text of a file; InputError if it cannot be read, or is not a configuration's."""
+    if not path.is_file():
+        raise InputError(f"{path} is not a file (standard input cannot be read twice)")
     try:
-        if not path.is_file():
-            raise InputError(f"{path} is not a file (standard input cannot be read twice)")
-        if path.stat().st_size > _MOST_BYTES:
-            raise InputError(f"{path} is too large for a configuration")
-        return path.read_text(encoding="utf-8-sig")  # editors of Windows begin it with a mark
-    except (OSError, UnicodeDecodeError) as error:
+        data = read_bytes(path, _MOST_BYTES)
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}") from error
+    if len(data) > _MOST_BYTES:
+        raise InputError(f"{path} is too large for a configuration: it has more than 1 MiB")
+    try:
+        return data.decode("utf-8-sig")  # editors of Windows begin it with a mark
+    except UnicodeDecodeError as error:
         raise InputError(f"cannot read {path}: {error}") from error
 
 
 def _parsed(text: str, path: Path) -> Any:
     try:
-        if path.suffix == ".json":
-            return json.loads(text)
-        if path.suffix == ".toml":
-            return tomllib.loads(text)
-        return yaml.safe_load(text)
+        return _data(text, path.suffix)
     except Exception as error:  # PyYAML's errors share no class with those of the others
         problem = " ".join(str(error).split())
         kind = path.suffix[1:].upper() if path.suffix in (".json", ".toml") else "YAML"
-        raise InputError(f"{path} is not valid {kind}: {problem}") from error
+        raise InputError(f"{path} is not valid {kind}: {shown_text(problem, 300)}") from error
+
+
+@lru_cache(maxsize=8)
+def _data(text: str, suffix: str) -> Any:
+    """Return the data of a text, which is shared: a caller must not change it."""
+    if suffix == ".json":
+        return json.loads(text)
+    if suffix == ".toml":
+        return parse_toml(text)
+    for _ in _events(text):
+        pass
+    return yaml.load(text, Loader=yaml.SafeLoader if len(text) < _LARGE else _FAST)

@@ -1,6 +1,7 @@
 """Copies of JSON, YAML and TOML files with single keys changed."""
 
 import json
+import time
 import tomllib
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from tuner.search_spaces.data_files import write_toml
 from tuner.search_spaces.errors import InputError
-from tuner.workload.scripts.key_files import changed_text, parsed_file, read_key
+from tuner.workload.scripts.key_files import changed_text, parsed_file, read_key, repeated_keys
 
 YAML = """\
 # how we train
@@ -306,3 +307,88 @@ def test_any_file_reads_as_changed(
         path.write_text(changed_text(path, {".".join((*section, name)): value}, may_add=True))
         expected = {**held, name: value}
         assert parsed_file(path) == ({**data, section[0]: expected} if section else expected)
+
+
+#: Files of a stranger that a parser would take long over, or much memory.
+LAUGHS = (
+    "a0: &a0 [x,x,x,x,x,x,x,x,x,x]\n"
+    + "".join(f"a{n}: &a{n} [{','.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 10))
+    + "base_model: *a9\n"
+)
+HOSTILE = {
+    "laughs.yaml": (LAUGHS, "10,000 by aliases"),
+    "laughs_of_merging.yaml": (
+        "a0: &a0 {k: 1}\n"
+        + "".join(f"a{n}: &a{n} {{<<: [*a{n - 1}, *a{n - 1}]}}\n" for n in range(1, 30)),
+        "10,000 by aliases",
+    ),
+    "merged.yaml": (f"a: &a {{k: 1}}\nb: {{<<: [{','.join(['*a'] * 20000)}]}}\n", "by aliases"),
+    "cycle.yaml": ("a: &a [*a]\n", "names holds itself"),
+    "deep_cycle.yaml": ("a: &a {b: [c, {d: *a}]}\n", "names holds itself"),
+    "brackets.yaml": ("a: " + "[" * 500_000, "64 tables or lists"),
+    "dashes.yaml": ("- " * 500_000 + "a\n", "64 tables or lists"),
+    "questions.yaml": ("? " * 300_000 + "a\n", "64 tables or lists"),
+    "many.yaml": ("[" + "a," * 500_000 + "]", "100,000 values"),
+    "sexagesimal.yaml": ("a: " + ":".join(["59"] * 300_000), "a number of 899,999 characters"),
+    "digits.yaml": ("a: " + "9" * 5000, "a number of 5,000 characters"),
+    "tag.yaml": ("a: !!python/object/apply:os.system ['touch PWNED']\n", "could not determine"),
+    "big.yaml": ("a: b\n" * 300_000, "more than 1 MiB"),
+    "dots.toml": ("a" + ".a" * 20_000 + " = 1\n", "more than 64 names with dots"),
+    "quoted.toml": ("a" + ' . "b.c"' * 20_000 + " = 1\n", "more than 64 names with dots"),
+    "table.toml": ("[a" + ".a" * 20_000 + "]\n", "more than 64 names with dots"),
+    "word.toml": ("a" * 2**20, "is not valid TOML"),
+    "brackets.toml": ("a = " + "[" * 50_000 + "]" * 50_000, "is not valid TOML"),
+    "digits.toml": ("a = " + "9" * 5000, "is not valid TOML"),
+    "brackets.json": ("[" * 500_000, "is not valid JSON"),
+    "error.yaml": ("a: " + "&" * 100_000, "is not valid YAML"),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_file_of_a_stranger_is_refused_in_one_short_sentence(name: str, tmp_path: Path) -> None:
+    text, sentence = HOSTILE[name]
+    path = written(tmp_path, name, text)
+    began = time.process_time()
+    with pytest.raises(InputError) as caught:
+        parsed_file(path)
+    assert sentence in str(caught.value)
+    assert len(str(caught.value)) < 400 + len(str(path))
+    assert "\n" not in str(caught.value)
+    repeated_keys(path) if path.stat().st_size <= 2**20 else None
+    assert time.process_time() - began < 2.0
+    assert not (tmp_path / "PWNED").exists()
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "expected"),
+    [
+        ("a.yaml", "a: &x {k: 1}\nb: {<<: *x, m: 2}\n", {"a": {"k": 1}, "b": {"k": 1, "m": 2}}),
+        ("a.yaml", "\n".join(f"k{n}: {n}" for n in range(9000)), {f"k{n}": n for n in range(9000)}),
+        ("a.yaml", "a: " + "x" * 200_000, {"a": "x" * 200_000}),
+        ("a.yaml", "a: 1:30\nb: 1_000\n", {"a": 90, "b": 1000}),
+        ("a.yaml", "a: '" + "9" * 5000 + "'", {"a": "9" * 5000}),
+        ("a.yaml", "", None),
+        ("a.toml", "a.b.c = [0.1, 0.2]\n", {"a": {"b": {"c": [0.1, 0.2]}}}),
+        ("a.toml", f"a = [{', '.join(['0.5'] * 500)}]", {"a": [0.5] * 500}),
+        ("a.toml", "a = '" + ". " * 500 + "'", {"a": ". " * 500}),
+    ],
+)
+def test_a_usual_file_is_read(name: str, text: str, expected: object, tmp_path: Path) -> None:
+    assert parsed_file(written(tmp_path, name, text)) == expected
+
+
+def test_a_file_is_parsed_once_and_again_when_it_has_changed(tmp_path: Path) -> None:
+    path = written(tmp_path, "a.yaml", "a: 1\n")
+    assert parsed_file(path) is parsed_file(path)
+    path.write_text("a: 2\n")
+    assert parsed_file(path) == {"a": 2}
+
+
+def test_keys_that_stand_twice_at_the_top_alone(tmp_path: Path) -> None:
+    text = "a: 1\nb: {c: 1, c: 2}\na: [x, {a: 1}]\nd: &d e\nf: *d\nd: " + "y" * 999
+    assert repeated_keys(written(tmp_path, "a.yaml", text)) == [
+        ("a", "a table"),
+        ("d", "y" * 77 + "..."),
+    ]
+    assert repeated_keys(written(tmp_path, "b.yaml", "- a: 1\n  a: 2\n")) == []
+    assert repeated_keys(written(tmp_path, "b.json", '{"a": 1, "a": 2}')) == [("a", "2")]

@@ -24,6 +24,7 @@ from tuner.search_spaces.program import Program
 from tuner.workload.scripts.frameworks.driver import Driver, read_driver
 from tuner.workload.scripts.frameworks.parts import TEMPLATE, UNSET, Fact, Route, matches
 from tuner.workload.scripts.frameworks.settings import Settings, wrapped
+from tuner.workload.scripts.key_files import shown_text
 
 #: Follow from the micro-batch and the replicas, so they need no value today to be set.
 _FOLLOW = ("global_batch", "gradient_accumulation")
@@ -116,17 +117,18 @@ class BoundDriver:
                 return int(values["data_parallel"])
             factor = math.prod(values.get(other, 0) for other in route.times)
             if type(value) is not int or not factor or value % factor or value < 1:
-                raise InputError(
-                    f"today's {route.key} is {'not known' if value is None else value}"
-                )
+                now = "not known" if value is None else shown_text(str(value))
+                raise InputError(f"today's {route.key} is {now}")
             return KNOBS[name].check(value // factor * math.prod(values[o] for o in route.over))
         for level, wanted in self.levels(name).items():
             if all(self._is(key, any_of, values) for key, any_of in wanted.items()):
                 return level
-        shown = [
-            f"{key}={now}" for key in route.keys if (now := self.settings.get(key)) is not None
+        given = [
+            f"{key}={shown_text(str(now))}"
+            for key in route.keys
+            if (now := self.settings.get(key)) is not None
         ]
-        raise InputError(f"{', '.join(shown) or 'what it does by default'} of today is kept")
+        raise InputError(f"{', '.join(given) or 'what it does by default'} of today is kept")
 
     def levels(self, name: str) -> Mapping[Value, Mapping[str, tuple[Any, ...]]]:
         """Return the levels of a knob for which the installed version has the keys."""

@@ -16,7 +16,7 @@ from tuner.search_spaces.typed_json import whole_number
 from tuner.workload.scripts.frameworks.driver import Driver
 from tuner.workload.scripts.frameworks.parts import Fact, matches
 from tuner.workload.scripts.frameworks.settings import Settings
-from tuner.workload.scripts.key_files import parsed_file, repeated_keys
+from tuner.workload.scripts.key_files import parsed_file, repeated_keys, shown, shown_text
 
 #: Values that only the framework or a shell fills in.
 UNFILLED = re.compile(r"\$\{|\$\w|\{\{")
@@ -53,7 +53,7 @@ class Facts:
         value = self.settings.get(key)
         if isinstance(value, str) and UNFILLED.search(value):
             raise InputError(
-                f"{key} in {self.source} is {value!r}, which is filled in only when it is "
+                f"{key} in {self.source} is {shown(value)}, which is filled in only when it is "
                 f"started; write the value itself, in the file or in the command"
             )
         number = whole_number(value) if isinstance(value, str) else None
@@ -71,7 +71,7 @@ class Facts:
         """Return a fact as a text; "" if it is not given."""
         key, value = self._first(fact)
         if value is not None and not isinstance(value, str):
-            raise InputError(f"{key} in {self.source} is {value!r}, which is not a name")
+            raise InputError(f"{key} in {self.source} is {shown(value)}, which is not a name")
         return value or ""
 
     def number(self, fact: str) -> int:
@@ -83,7 +83,9 @@ class Facts:
         if value is None:
             return 0
         if type(value) is not int or value < 1:
-            raise InputError(f"{key} in {self.source} is {value!r}; a number of at least 1 is read")
+            raise InputError(
+                f"{key} in {self.source} is {shown(value)}; a number of at least 1 is read"
+            )
         return value
 
     def default(self, fact: str) -> int:
@@ -112,8 +114,8 @@ class Facts:
 
     def doubt(self, key: str, value: Any) -> None:
         """Note that the value of a key is not counted."""
-        shown = str(value) if isinstance(value, bool | int | float | str) else "set"
-        self.doubts.append(f"{key} = {shown[:60]} of {self.source} is not counted")
+        given = shown_text(str(value)) if isinstance(value, bool | int | float | str) else "set"
+        self.doubts.append(f"{shown_text(key)} = {given} of {self.source} is not counted")
 
     def _fact(self, name: str) -> Fact:
         return self.driver.facts.get(name, Fact())

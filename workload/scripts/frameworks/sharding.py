@@ -11,6 +11,7 @@ from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.knobs import Value
 from tuner.workload.scripts.deepspeed_file import read_deepspeed
 from tuner.workload.scripts.frameworks.facts import Facts
+from tuner.workload.scripts.key_files import shown
 from tuner.workload.scripts.script_facts import OFFLOADS
 
 _STRATEGIES = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2")
@@ -67,7 +68,7 @@ def _deepspeed(named: Any, facts: Facts, source: str) -> tuple[Mapping[str, Any]
     found = next((place for place in places if place.is_file()), None)
     if found is None:
         raise InputError(
-            f"{source} names DeepSpeed's configuration {str(named)!r}, and there is no such file "
+            f"{source} names DeepSpeed's configuration {shown(named)}, and there is no such file "
             f"from {settings.cwd}; start tuner where training starts, or correct the path"
         )
     return read_deepspeed(found), found.name
@@ -82,7 +83,9 @@ def _of_deepspeed(data: Mapping[str, Any], name: str) -> Sharding:
     for knob, section in OFFLOADS.items():
         device = str((zero.get(section) or {}).get("device", "none"))
         if device not in ("none", "cpu", "nvme"):
-            raise InputError(f"{section}.device in {name} is {device!r}; cpu, nvme or none is read")
+            raise InputError(
+                f"{section}.device in {name} is {shown(device)}; cpu, nvme or none is read"
+            )
         knobs[knob] = device
     batches = {
         "micro_batch": data.get("train_micro_batch_size_per_gpu"),
