@@ -12,6 +12,7 @@ import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from unittest import mock
 
 import optuna
 
@@ -28,6 +29,7 @@ from tuner.problem.probe_cost import ProbeCost
 from tuner.problem.settings import SearchSettings
 from tuner.problem.study_spec import StudySpec
 from tuner.search_spaces.candidates import Candidates
+from tuner.study import loop as study_loop
 from tuner.study.loop import SearchLoop
 from tuner.study.rules import StopReason
 from tuner.workload.records.probe import ProbeRecord
@@ -74,17 +76,20 @@ def own_search(
     cost = ProbeCost(**asdict(table.cost))
     candidates = Candidates.from_configurations(truth_of(problem).logs)
     settings = SearchSettings(verify=False, seed=seed)
-    asked = studies.Problem(table.name, candidates, 1, baseline=None, cost=cost, identity={})
+    start = start_of(problem, seed)
+    asked = studies.Problem(table.name, candidates, 1, baseline=start, cost=cost, identity={})
     planner = planner_named(sampler_name, candidates, cost, seed, table.predicted_by)
     if isinstance(planner, AskTellPlanner):
         planner.ends_itself = True
     loop = SearchLoop(
         spec=StudySpec(table.name, None, asked, settings=settings),
         executor=SimulatedExecutor(TableRunner(table, problem.group, seed=seed)),
-        planner_of=lambda _: StartingAt(planner, start_of(problem, seed)),
+        planner_of=lambda _: StartingAt(planner, start),
         records=(),
     )
-    stop = loop.run()
+    # The search begins at the start itself: no launch of today's comes before it.
+    with mock.patch.object(study_loop, "baseline_due", return_value=None):
+        stop = loop.run()
     return [record for record in loop.records if record.request.purpose == "search"], stop
 
 

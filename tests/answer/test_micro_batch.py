@@ -28,7 +28,7 @@ def test_todays_micro_batch_is_doubled_before_smaller_ones_are_tried() -> None:
     candidates = Candidates.from_configurations(every)
     assert [each.micro_batch for each in doublings(candidates, every[2])] == [6, 12, 24]
     assert [each.micro_batch for each in doublings(candidates, every[7])] == []
-    assert [each.micro_batch for each in doublings(candidates, None)] == [1, 2, 4, 8]
+    assert [each.micro_batch for each in doublings(candidates, every[0])] == [2, 4, 8]
 
 
 def launch(size: int) -> dict[str, int]:

@@ -60,6 +60,32 @@ def test_what_is_written_is_read_back(spec: StudySpec):
     assert found.problem.steps == spec.problem.steps
 
 
+def test_a_study_that_is_read_has_the_baseline_of_its_file(spec: StudySpec, tmp_path: Path) -> None:
+    assert load_spec(written(spec), ()).problem.baseline == spec.problem.baseline
+    for given in ("dp2 mb2 zero1", "dp1 mb4"):
+        problem = problem_of_job("tiny-gpt", "cpu-2", baseline=given)
+        own = StudySpec(name="own", run_dir=tmp_path / "own", problem=problem)
+        assert load_spec(written(own), ()).problem.baseline == problem.baseline
+
+
+@pytest.mark.parametrize("section", [{}, None], ids=["empty", "older"])
+def test_a_study_without_a_baseline_is_read_with_every_default(
+    spec: StudySpec, section: dict[str, Any] | None
+) -> None:
+    folder = written(spec, baseline=section or {})
+    if section is None:
+        study = {k: v for k, v in spec.to_toml().items() if k != "baseline"}
+        folder.write_study(study)
+    found = load_spec(folder, ()).problem.baseline
+    assert (dict(found.launch), dict(found.live), found.world_size) == ({}, {}, 1)
+
+
+@pytest.mark.parametrize("section", ["dp2", 3, {"launch": "dp2"}, {"live": [1]}, {"launch": 7}])
+def test_a_damaged_baseline_is_one_sentence(spec: StudySpec, section: Any) -> None:
+    with pytest.raises(InputError, match="baseline"):
+        load_spec(written(spec, baseline=section), ())
+
+
 def test_the_sentences_are_in_the_file_for_people(spec: StudySpec):
     folder = written(spec)
     ended = tomllib.loads(folder.study_file.read_text())["ended"]

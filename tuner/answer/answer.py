@@ -111,11 +111,21 @@ class Answer:
         return self.request.constraints.limits
 
     @property
+    def compared(self) -> tuple[Point, ...]:
+        """The baseline's point, to show beside others; empty if it was not measured."""
+        return (self.baseline,) if self.baseline is not None else ()
+
+    @property
+    def today_configuration(self) -> Configuration | None:
+        """Configuration of the baseline; None if it was not measured."""
+        return next((point.configuration for point in self.compared), None)
+
+    @property
     def today(self) -> TodayFacts | None:
         """Today's training of a script, and the source of each value; None for another job."""
         if self.job is None:
             return None
-        return self.job.today_facts(self.baseline.configuration if self.baseline else None)
+        return self.job.today_facts(self.today_configuration)
 
     @property
     def micro_batch(self) -> MicroBatchAdvice | None:

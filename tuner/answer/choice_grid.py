@@ -44,7 +44,7 @@ def choice_grid(result: Answer, units: Units) -> ChoiceGrid | None:
     front = front_of(judge.candidates)
     if len(front) < 2 or result.length is None:
         return None
-    shown = [*front, *([result.baseline] if result.baseline else [])]
+    shown = [*front, *result.compared]
     own = result.limits
     deadlines_s = _values([p.time_to_solution_s for p in shown], units.s, own.deadline_s)
     budgets_kJ = _values([p.energy_to_solution_kJ for p in shown], units.kJ, own.budget_kJ)

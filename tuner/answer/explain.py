@@ -53,7 +53,7 @@ def _effects(result: Answer, point: Point) -> tuple[KnobEffect, ...]:
     normals = np.random.default_rng(0).standard_normal((DRAWS, 2, len(drawn)))
     time, power = surrogates.sample(drawn, normals)
     measured = {p.configuration for p in result.points}
-    baseline = result.baseline.configuration if result.baseline else None
+    baseline = result.today_configuration
     metered = point.meter.has_energy
 
     def change(log: np.ndarray, column: int) -> RelativeChange:

@@ -175,8 +175,8 @@ class Judge:
 
     def differences(self, point: Point) -> tuple[Difference, Difference] | None:
         """Return how a point differs from the baseline in energy and time; None without one."""
-        today = self.baseline
-        if today is None or point.configuration == today.configuration:
+        today = self._rival(point)
+        if today is None:
             return None
         if not self._compared(point):
             return differences_by_intervals(
@@ -208,6 +208,11 @@ class Judge:
         posterior = self.posterior
         return frozenset() if posterior is None else posterior.launches_of(point.configuration)
 
+    def _rival(self, point: Point) -> Point | None:
+        # The baseline, to compare a point with; None for the baseline itself and without one.
+        today = self.baseline
+        return today if today is not None and point.configuration != today.configuration else None
+
     def _compared(self, point: Point) -> bool:
         today = self.baseline
         return bool(today is not None and self.launches_of(point) and self.launches_of(today))
@@ -231,7 +236,7 @@ class Judge:
 
     def gain(self, point: Point) -> Gain | None:
         """Return the log gain of the objective against the baseline; None without one."""
-        if self.baseline is None or point.configuration == self.baseline.configuration:
+        if self._rival(point) is None:
             return None
         energy, time, more = self._weights(point)
         if self._compared(point):
@@ -264,7 +269,7 @@ class Judge:
 
     def p_better(self, point: Point) -> float:
         """Return the probability that a point is better than the baseline by the objective."""
-        if self.baseline is None or point.configuration == self.baseline.configuration:
+        if self._rival(point) is None:
             return 0.0
         for_limits = self.p_for_limits(point)
         if for_limits >= LIKELY:

@@ -75,14 +75,14 @@ def is_searched(about: Mapping[str, Any]) -> bool:
     return isinstance(space, Mapping) and space.get("name") == SPACE
 
 
-def doublings(candidates: Candidates, today: Configuration | None) -> tuple[Configuration, ...]:
+def doublings(candidates: Candidates, today: Configuration) -> tuple[Configuration, ...]:
     """Return the candidates of the doubled micro-batch of today, doubled again, and so on.
 
     Each is tried before any smaller one: they are what may be faster, and the first that runs out
     of memory leaves the larger ones for last.
     """
     sizes = {each.micro_batch: each for each in candidates.configurations}
-    size = 2 * today.micro_batch if today is not None else 1
+    size = 2 * today.micro_batch
     found = []
     while size <= max(sizes):
         if size in sizes:

@@ -151,9 +151,7 @@ def _nothing(result: Answer) -> str:
 def _expected(result: Answer, point: Point, p: float) -> str:
     # "mb16 probably saves 10 % energy (80 % sure)". A prediction less probable than that is within
     # the error of the models, and says so.
-    name = settings_text(
-        point.configuration, result.baseline.configuration if result.baseline else None
-    )
+    name = settings_text(point.configuration, result.today_configuration)
     saves, judge = _saving(result, point), result.judged
     if result.plan is not None and result.plan.doubts:
         verb = f"is predicted to save{saves}" if saves else "is predicted to be better"
@@ -189,10 +187,15 @@ def _more_text(advice: Recommendation) -> str:
     return f"{text} would tell"
 
 
+def _against_today(result: Answer) -> Recommendation | None:
+    # The recommendation, if there is a baseline that it is compared with.
+    return result.recommendation if result.compared else None
+
+
 def findings(result: Answer) -> list[str]:
     """Return alternatives to the recommendation: a better candidate, a trade."""
-    advice = result.recommendation
-    if advice is None or result.baseline is None:
+    advice = _against_today(result)
+    if advice is None:
         return []
     lines = []
     if advice.action == "train" and advice.promising is not None:
@@ -205,15 +208,15 @@ def findings(result: Answer) -> list[str]:
 
 def prediction_lines(result: Answer) -> list[str]:
     """Return the sentence of an answer that rests on no measurement; empty for any other."""
-    advice = result.recommendation
+    advice = _against_today(result)
     predicted = advice is not None and advice.evidence is Evidence.PREDICTED
-    return [PREDICTION] if predicted and result.baseline is not None else []
+    return [PREDICTION] if predicted else []
 
 
 def continuation(result: Answer) -> str:
     """Return a phrase with the command that continues a search worth more launches, or ""."""
-    advice = result.recommendation
-    if advice is None or result.baseline is None:
+    advice = _against_today(result)
+    if advice is None:
         return ""
     too_little = advice.action == "keep" and result.too_little_tried and result.spent.probes
     if advice.more is None and not too_little:

@@ -66,7 +66,7 @@ def front_frame(result: Answer) -> pandas.DataFrame:
     """
     table = frame(result, result.front_points)
     table.index += 1
-    today = result.baseline.configuration if result.baseline is not None else None
+    today = result.today_configuration
     table["settings"] = [settings_text(p.configuration, today) for p in result.front_points]
     figures = ["time_to_solution_s"]
     if "power_W" in table:

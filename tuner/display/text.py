@@ -191,9 +191,9 @@ def _same_in_all(result: Answer, varying: Sequence[str]) -> str:
 def choice_lines(chosen: AnotherChoice) -> list[str]:
     """Return a choice: the answer, today beside it, the evidence, the next step."""
     point, today = chosen.point, chosen.baseline
-    units = Units.of([point, *([today] if today else [])])
     estimated = label(point.meter.mark)
     rows = [("today", today)] if today else []
+    units = Units.of([point, *(each for _, each in rows)])
     keeps = today is not None and point.configuration == today.configuration
     lines = [chosen.choice.sentence]
     if keeps and chosen.alone:

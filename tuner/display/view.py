@@ -99,7 +99,7 @@ class View:
     @cached_property
     def today(self) -> Configuration | None:
         """Configuration of the baseline; None if it was not measured."""
-        return self.result.baseline.configuration if self.result.baseline is not None else None
+        return self.result.today_configuration
 
     @cached_property
     def advice(self) -> Recommendation | None:

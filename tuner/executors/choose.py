@@ -58,7 +58,7 @@ def simulated_executor(problem: Problem, *, seed: int = 0) -> SimulatedExecutor:
     from tuner.models.simulated_cluster import AS_PREDICTED, SimulatedRunner
 
     job, cluster = _measured(problem)
-    ranks = problem.baseline.world_size if problem.baseline else cluster.devices
+    ranks = problem.baseline.world_size
     capacity = max(1, cluster.nodes // -(-ranks // cluster.devices_per_node))
     runner = SimulatedRunner(job, cluster, seed=seed, conditions=AS_PREDICTED)
     return SimulatedExecutor(runner, capacity=capacity)

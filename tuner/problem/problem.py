@@ -37,6 +37,8 @@ class Problem:
             needs more GPUs than the job may use: then it is measured for comparison only.
         steps: optimizer steps (or units of work) that the figures are of: those that make the
             solution, or 1 if the length of the training is unknown.
+        baseline: what the user runs, or the default of the space or the recording; what it is, is
+            named in `identity`.
         identity: sections that identify it: "job", "cluster", "space" or "recorded".
         job, cluster: None for a recorded table.
         predicts: probes are predictions of the analytic models.
@@ -46,7 +48,7 @@ class Problem:
     name: str
     candidates: Candidates
     steps: int
-    baseline: Configuration | None
+    baseline: Configuration
     identity: Mapping[str, Any]
     cost: ProbeCost = REAL_COST
     job: TrainingJob | None = None

@@ -110,18 +110,23 @@ def parse_request(study: Mapping[str, Any]) -> JobRequest | None:
     job, cluster, space = parse_job(study), parse_cluster(study), parse_space(study)
     if job is None or cluster is None or space is None or Recording.of(study) is not None:
         return None
-    request, baseline = study.get("request", {}), study.get("baseline", {})
+    request = study.get("request", {})
     return JobRequest(
         job,
         cluster,
         space,
         constraints=Constraints(max_gpus=study.get("constraints", {}).get("max_gpus")),
-        baseline=Configuration(
-            Settings.from_json(baseline.get("launch", {}), "[baseline] of study.toml"),
-            Settings.from_json(baseline.get("live", {}), "[baseline] of study.toml"),
-        ),
+        baseline=parse_baseline(study),
         allow_changed_training=request.get("allow_changed_training") is True,
     )
+
+
+def parse_baseline(study: Mapping[str, Any]) -> Configuration:
+    """Return the baseline of study.toml; every default if it has no such section."""
+    section = study.get("baseline", {})
+    where = "[baseline] of study.toml"
+    launch, live = (Settings.from_json(section.get(half, {}), where) for half in ("launch", "live"))
+    return Configuration(launch, live)
 
 
 def parse_job(study: Mapping[str, Any]) -> TrainingJob | None:

@@ -39,8 +39,6 @@ def first_of_few(problem: Problem, objective: str) -> tuple[Configuration, ...]:
 
     Empty if nothing stands out.
     """
-    if problem.baseline is None:
-        return ()
     if problem.prior is None:
         larger = _larger_batches(problem, problem.baseline)
         if larger or objective == "time":

@@ -47,11 +47,11 @@ class DryRun:
 
 def describe(problem: Problem, request: StudyRequest, run: RunFolder) -> DryRun:
     """Preview the search of a problem that has a job and a cluster."""
-    candidates, today = problem.candidates, problem.baseline
+    candidates = problem.candidates
     knobs = problem.job.knobs if problem.job else ()
     search = (
         f"{len(candidates):,} configurations, {len(candidates.launches):,} launch settings; "
-        f"first today's, {today.short if today else ''}"
+        f"first today's, {problem.baseline.short}"
     )
     # A job without a forecast: a search on predictions.
     cost = "Nothing is measured: every probe is a prediction (all at once: tuner plan)."
@@ -141,5 +141,5 @@ def _limits_of_job(request: StudyRequest) -> list[str]:
 
 def _command(problem: Problem) -> str:
     assert problem.job is not None
-    ranks = problem.baseline.world_size if problem.baseline else 1
+    ranks = problem.baseline.world_size
     return f"each probe: {ranks} ranks of {launchable(problem.job, problem.cluster).shown}"

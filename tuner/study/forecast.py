@@ -63,7 +63,7 @@ def forecast(problem: Problem, settings: SearchSettings) -> SearchForecast:
     visits = USUAL_VISITS if live else 1
     launches = min(USUAL_LAUNCHES, len(problem.candidates.launches))
     each_s = each_kJ = job_kJ = None
-    if problem.prior is not None and problem.baseline is not None:
+    if problem.prior is not None:
         each_s, each_kJ, job_kJ = _launch(problem, settings, visits)
         for share, least in (
             (USUAL_SAVING, LEAST_LAUNCHES // 2),
@@ -79,13 +79,12 @@ def forecast(problem: Problem, settings: SearchSettings) -> SearchForecast:
         if settings.search_s is not None:
             limits.append(settings.search_s / each_s)
     probes = max(1, math.floor(min(limits)))
-    ranks = problem.baseline.world_size if problem.baseline else cluster.devices
     return SearchForecast(
         probes,
         None if each_s is None else probes * each_s,
         None if each_kJ is None else probes * each_kJ,
         job_kJ,
-        ranks,
+        problem.baseline.world_size,
         cluster.device.name,
         live,
     )
@@ -101,7 +100,6 @@ def _launch(
     built-in program.
     """
     assert problem.prior is not None
-    assert problem.baseline is not None
     assert problem.cluster is not None
     figures = problem.prior.predict([problem.baseline])
     step_s, power_W = float(figures.step_time_s[0]), float(figures.power_W[0])

@@ -30,6 +30,7 @@ from tuner.problem.stop_reason import (
 from tuner.problem.study_spec import (
     SessionEnd,
     StudySpec,
+    parse_baseline,
     parse_cluster,
     parse_job,
     parse_request,
@@ -103,7 +104,7 @@ def _problem(
         name=job.name if job else recording.name if recording else folder.name,
         candidates=_candidates(study, visited),
         steps=steps or of_job or 1,
-        baseline=None,
+        baseline=parse_baseline(study),
         identity={
             name: study[name]
             for name in ("job", "cluster", "recorded", "space", "request", "baseline", "plan")

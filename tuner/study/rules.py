@@ -271,7 +271,7 @@ def baseline_due(problem: Problem, records: Sequence[ProbeRecord]) -> Configurat
     """
     baseline = problem.baseline
     tries = [record for record in records if record.request.purpose == "baseline"]
-    if baseline is None or any(record.measurements for record in tries):
+    if any(record.measurements for record in tries):
         return None
     by_default = is_default(problem.identity)
     while True:

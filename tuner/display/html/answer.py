@@ -96,7 +96,7 @@ def _name_of(view: View, point: Point) -> str:
 def _shown_points(view: View) -> list[dict[str, Any]]:
     # The figures of each point that a click in the front may ask for.
     result = view.result
-    first = [*result.front_points, *([result.baseline] if result.baseline is not None else [])]
+    first = [*result.front_points, *result.compared]
     every = {p.configuration: p for p in (*first, *result.points)}  # of many, others are left out
     return [
         {
