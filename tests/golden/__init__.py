@@ -25,8 +25,10 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+from tuner.answer import plan
 from tuner.cli.main import main
 from tuner.display.notebook import result_html
+from tuner.problem import problem
 from tuner.study import load
 
 __all__ = ["NAMES", "OUTPUTS", "outputs", "prepared"]
@@ -174,8 +176,14 @@ def outputs(name: str, work: Path) -> str:
     """
     prepared(work)
     said = []
-    # A result is computed once, not once for each command.
-    with mock.patch.object(load, "result_of", cache(load.result_of)):
+    releases = dict.fromkeys(problem.versions(), "VERSION")
+    with (
+        # A result is computed once, not once for each command.
+        mock.patch.object(load, "result_of", cache(load.result_of)),
+        # Which Python and packages are installed here is no part of an answer.
+        mock.patch.object(problem, "versions", lambda: releases),
+        mock.patch.object(plan, "versions", lambda: releases),
+    ):
         result = load.result_of(load.RunFolder(work / "runs" / name))
         for command in BOTH:
             said += [_said(command, name, work, as_json=flag) for flag in (False, True)]

@@ -620,9 +620,11 @@ def test_without_a_compiler_offload_is_left_out_and_said(monkeypatch, tmp_path):
 
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
     monkeypatch.setattr("tuner.workload.node.machine.detect_cluster", lambda: load_cluster("cpu-2"))
+    installed = {"g++": "/usr/bin/g++", "ninja": "/usr/bin/ninja"}
+    monkeypatch.setattr("tuner.workload.program.ops.shutil.which", installed.get)
     offloads = {c.get("optimizer_offload") for c in problem_of_job().candidates}
     assert offloads == {"none", "cpu"}
-    monkeypatch.setattr("tuner.workload.program.ops.shutil.which", lambda name: None)
+    installed.clear()
     problem = problem_of_job()
     assert {c.get("optimizer_offload") for c in problem.candidates} == {"none"}
     assert any("no C++ compiler" in note for note in problem.notes)

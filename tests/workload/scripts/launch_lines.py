@@ -7,6 +7,7 @@ takes half a second. Ranks and words of each line were written by hand.
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 import sys
 from contextlib import closing
@@ -50,6 +51,7 @@ PROGRAMS = {
     "docker": 'shift; while [[ $1 == -* ]]; do shift; done; shift; exec env -i PATH="$PATH" "$@"',
     "nsys": 'shift 3; exec "$@"',
     "xvfb-run": 'shift; export DISPLAY=:99; exec "$@"',
+    "numactl": 'while [[ $1 == --* ]]; do shift; done; exec "$@"',
     "nvidia-smi": "echo GPU 0; echo GPU 1",
     "torchrun": 'exec python -m torch.distributed.run "$@"',
     "accelerate": "shift; n=1; [[ $1 == --num_processes ]] && n=$2 && shift 2\n"
@@ -67,7 +69,7 @@ PROGRAMS = {
 }
 
 ONE, TWO = ("train.py", "--bs", "8"), ("ddp.py", "--bs", "8")
-NOTED = f"--note=it's a; {os.environ.get('HOME', '')}$x"
+NOTED = "--note=it's a; {home}$x"
 #: Commands that run the words behind them, all in one line: each must be passed through.
 PREFIXES = (
     "time ionice -c 3 numactl --cpunodebind=0 --membind=0 stdbuf -oL nice -n 5 taskset -c 0 "
@@ -79,7 +81,7 @@ BLOCKS = (
     "test -f train.py && { while true; do for bs in 8; do python -u train.py --bs $bs; done; "
     "break; done; } 2> errors |& tee log || echo failed # the first try"
 )
-#: Lines that train, with the number of ranks and the words of the script.
+#: Lines that train, with the number of ranks and the words of the script, {home} for the home.
 LINES: tuple[tuple[str, int, tuple[str, ...]], ...] = (
     ("nohup torchrun --nproc_per_node 2 ddp.py --bs 8 > log 2>&1 &", 2, TWO),
     ("python train.py --bs 8 > log 2>&1 &", 1, ONE),
@@ -194,8 +196,10 @@ def make_place(where: Path) -> tuple[Path, dict[str, str]]:
     write_program(folder / "each.sh", '#!/bin/bash\nexec "$@"\n')
     (folder / "one-host").write_text("localhost slots=1\n")
     (folder / "activate").write_text("export VIRTUAL_ENV=env\n")
-    path = [str(programs), str(Path(sys.executable).parent), os.environ["PATH"]]
-    return folder, {"PATH": os.pathsep.join(path), "NGPU": "2"}
+    path = os.pathsep.join([str(programs), str(Path(sys.executable).parent), os.environ["PATH"]])
+    # A login shell begins with the system's PATH, and a user's profile adds his own.
+    (where / ".bash_profile").write_text(f"export PATH={shlex.quote(path)}\n")
+    return folder, {"PATH": path, "HOME": str(where), "NGPU": "2"}
 
 
 def observe(folder: Path, line: str, *, limit_s: float = 60.0) -> Observation:

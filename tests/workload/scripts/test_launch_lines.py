@@ -29,6 +29,7 @@ def test_a_line_shows_the_ranks_that_it_starts(
     place: Path, line: str, ranks: int, words: tuple[str, ...]
 ) -> None:
     seen = observe(place, line)
+    words = tuple(word.replace("{home}", str(place.parent)) for word in words)
     assert (seen.ranks, seen.words, seen.folder) == (ranks, words, folder_of(line, place))
 
 
