@@ -15,18 +15,16 @@ PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3.14 python
 HASHED := .ci/requirements.txt
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-# Threads of small matrix products only wait for each other beside the tests' own processes: the
-# tests of the search take five times as long with two.
-ONE_THREAD := OMP_NUM_THREADS=1
-
 # Three tests share two cores, because many wait for processes. Those that start Ray or become
 # another user run one after the other, and leave most of the machine to `check`, or in CI to
 # `lowest`. Nothing runs beside a quiet test, which measures time or energy.
 ALONE := ray or root
 EVERYDAY := not (slow or quiet or long)
 SLOW := slow and not (quiet or all_knobs or long)
-# Each part prints its slowest tests, and leaves the duration of every test in build/durations.
-PYTEST = MAKEFLAGS= PATH="$(abspath $(BIN)):$$PATH" $(ONE_THREAD) $(BIN)/python -m pytest -q -rs \
+# The tests state their environment (tests/environment.py), but what Python itself reads as it
+# starts. Each part prints its slowest tests and what it left out for want of what, and leaves the
+# duration of every test in build/durations.
+PYTEST = LC_ALL=C.UTF-8 $(BIN)/python -E -m pytest -q -rs \
     --durations=15 --durations-min=1 --junitxml=build/durations/$@.xml
 SHARED = -n 3 --dist worksteal
 
@@ -122,7 +120,7 @@ slow-alone: install
 # The tests of search and results once more, on the oldest kernels of OpenBLAS: the same seed
 # makes the same search on every CPU.
 other-cpu: install
-	OPENBLAS_CORETYPE=Prescott $(PYTEST) $(SHARED) -m "$(EVERYDAY) and not ($(ALONE))" \
+	JOULEFRONT_TEST_KERNEL=Prescott $(PYTEST) $(SHARED) -m "$(EVERYDAY) and not ($(ALONE))" \
 	    tests/search tests/answer tests/packaging/test_optunahub.py
 
 # sdist, wheel and notes in build/release, checked in clean environments; nothing is uploaded.

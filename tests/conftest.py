@@ -1,4 +1,4 @@
-"""Marks for what a test needs, which skip it with the reason, and the shared fork servers."""
+"""The tests' environment and needs, studies that they share, and the shared fork servers."""
 
 from __future__ import annotations
 
@@ -14,21 +14,30 @@ import shutil
 import signal
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-os.environ.setdefault("HF_HUB_OFFLINE", "1")  # no test asks a hub but its own
+from tests import environment
+from tests.programs import PROGRAMS
+
+# Before NumPy and torch are imported, which read theirs when they are.
+HOME = environment.begin(PROGRAMS)
 
 from benchmarks.source import Module, production
-from tests.cpu_limit import pytest_addoption, pytest_runtest_call  # noqa: F401
-from tests.support.browser import chromium
+from tests import cpu_limit, needs
+from tests.cpu_limit import pytest_runtest_call  # noqa: F401
+from tests.needs import (  # noqa: F401
+    pytest_collection_modifyitems,
+    pytest_itemcollected,
+    pytest_runtest_setup,
+    pytest_terminal_summary,
+    require,
+)
 from tests.support.launchers import answer_here
-from tests.support.postgresql import why_not as why_no_postgresql
-from tests.support.studies import LONG_JOB, TRACES, ModelRunner, run_optimize
-from tests.twin import TwinGpu, TwinNode, compiler
+from tests.support.studies import LONG_JOB, ModelRunner, run_optimize
+from tests.twin import TwinGpu, TwinNode
 from tests.twin.replay import replayed_node
 from tuner.executors.local import SimulatedExecutor
 from tuner.result import Result
@@ -38,27 +47,6 @@ from tuner.search_spaces.space import Candidates
 from tuner.study.callbacks import Progress
 from tuner.workload.node.rank_server import RankServer
 from tuner.workload.scripts.launchers import kinds
-
-
-def _without_module(name: str, extra: str) -> str:
-    return "" if find_spec(name) else f"{name} is not installed (joulefront[{extra}])"
-
-
-def _without_traces() -> str:
-    missing = [folder for folder in (TRACES, TRACES.parent / "published") if not folder.is_dir()]
-    return f"no folder {missing[0]} (JOULEFRONT_TRACES)" if missing else ""
-
-
-#: Mark of a resource, and the function that returns why it is missing; empty if it is there.
-NEEDS = {
-    "real": lambda: _without_module("deepspeed", "train"),
-    "ray": lambda: _without_module("ray", "ray"),
-    "browser": lambda: "" if chromium() else "no chromium or google-chrome is installed",
-    "postgres": why_no_postgresql,
-    "traces": _without_traces,
-    "twin": lambda: "" if compiler() else "no C compiler (cc, gcc or clang) for the twin GPU node",
-    "root": lambda: "" if os.geteuid() == 0 else "only root may become another user",
-}
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -75,12 +63,15 @@ def _no_wait_for_the_disk() -> Iterator[None]:
         yield
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip a test one of whose marks names a resource that is missing."""
-    for mark, why_missing in NEEDS.items():
-        if item.get_closest_marker(mark) and (reason := why_missing()):
-            pytest.skip(f"{mark}: {reason}")
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options of limits and needs."""
+    cpu_limit.pytest_addoption(parser)
+    needs.add_option(parser)
+
+
+def pytest_unconfigure() -> None:
+    """Remove the tests' home."""
+    environment.end(HOME)
 
 
 @pytest.fixture(scope="session")
@@ -213,8 +204,7 @@ def twin_node(tmp_path: Path) -> Iterator[Callable[..., TwinNode]]:
     `children`, processes that the test starts are on the node, too. Without a C compiler the test
     is skipped.
     """
-    if why_not := NEEDS["twin"]():
-        pytest.skip(why_not)
+    require("cc")
     with contextlib.ExitStack() as stack:
 
         def make(

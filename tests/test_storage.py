@@ -189,7 +189,7 @@ def server() -> Iterator[Server]:
 
 
 @pytest.mark.slow
-@pytest.mark.postgres
+@pytest.mark.needs("postgresql")
 def test_a_study_on_postgresql_is_continued(server: Server, tmp_path: Path) -> None:
     """Beside it another study makes the tables at the same time."""
     errors: list[BaseException] = []
@@ -217,7 +217,7 @@ def test_a_study_on_postgresql_is_continued(server: Server, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-@pytest.mark.postgres
+@pytest.mark.needs("postgresql")
 def test_a_wrong_password_is_one_sentence_without_it(server: Server, tmp_path: Path) -> None:
     url = server.url.replace(QUOTED, "wr0ng%40one")
     with pytest.raises(InputError, match="password authentication failed") as caught:

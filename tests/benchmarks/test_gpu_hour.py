@@ -68,7 +68,7 @@ def test_every_case_is_one_that_the_rules_know(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.real
-@pytest.mark.twin
+@pytest.mark.needs("cc")
 @pytest.mark.timeout(300)
 def test_a_part_is_rehearsed_and_sets_nothing(tmp_path: Path) -> None:
     node = TwinNode(tmp_path / "node", [CORE_GPU], virtual_time=False)
@@ -92,7 +92,7 @@ def test_a_part_is_rehearsed_and_sets_nothing(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "evidence.tar.gz").stat().st_size > 1000
 
 
-@pytest.mark.twin
+@pytest.mark.needs("cc")
 def test_the_conditions_of_a_gpu_are_read_back(twin_node: Callable[..., TwinNode]) -> None:
     plain = TwinGpu()
     other = TwinGpu(

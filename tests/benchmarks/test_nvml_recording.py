@@ -17,7 +17,7 @@ from tuner.search_spaces.errors import InputError
 from tuner.workload.node.meters.gpus import Gpu, clock_state
 from tuner.workload.node.meters.nvml import NvmlMeter
 
-pytestmark = pytest.mark.twin
+pytestmark = pytest.mark.needs("cc")
 Make = Callable[..., TwinNode]
 
 SUPERCHIP = TwinGpu(

@@ -40,7 +40,7 @@ def test_a_hot_gpu_has_no_faster_setting_than_its_throttled_one() -> None:
 
 @pytest.mark.traces
 def test_every_recorded_problem_begins_at_its_highest_setting() -> None:
-    from tests.support.studies import TRACES
+    from tests.support.traces import TRACES
 
     for problem in problems(TRACES):
         assert problem.x[0] == 0

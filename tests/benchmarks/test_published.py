@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.validation import clock_study, jupiter, mpt, sailor, unseen
 from benchmarks.validation.comparison import quantiles, table
-from tests.support.studies import TRACES
+from tests.support.traces import TRACES
 from tuner.answer.predict import forecast
 from tuner.display.plan_text import breakdown_lines, cost_lines
 from tuner.models.analytic.constants import constants_of

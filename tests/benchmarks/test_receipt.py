@@ -7,7 +7,7 @@ import pytest
 from benchmarks.receipt import receipt_error
 
 
-@pytest.mark.twin
+@pytest.mark.needs("cc")
 @pytest.mark.slow
 @pytest.mark.quiet
 def test_a_receipt_is_close_to_the_exact_energy() -> None:

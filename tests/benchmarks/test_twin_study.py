@@ -12,7 +12,7 @@ import pytest
 from benchmarks.twin.front import run_study
 from tests.support.commands import finished
 
-pytestmark = pytest.mark.twin
+pytestmark = pytest.mark.needs("cc")
 
 
 def test_a_command_runs_on_a_twin_node_and_its_exit_code_is_returned() -> None:

@@ -2,7 +2,6 @@
 
 import argparse
 import re
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -94,7 +93,6 @@ def command_text(command: str, flag: str, capsys: pytest.CaptureFixture[str]) ->
     return capsys.readouterr().out
 
 
-@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 def test_names_of_runs_are_completed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -144,7 +144,7 @@ def test_a_port_that_is_taken_or_impossible(study: optuna.Study, journal: Path) 
             dashboard.serve(journal, token="t", port=other.getsockname()[1])
 
 
-@pytest.mark.browser
+@pytest.mark.needs("chromium")
 def test_the_page_shows_our_figures_in_a_browser(study: optuna.Study, journal: Path) -> None:
     dashboard.publish(study, large_result())
     with served(dashboard.application(journal)) as url:
@@ -320,7 +320,7 @@ def test_an_idle_connection_keeps_nobody_waiting(study: optuna.Study, journal: P
 
 
 @pytest.mark.slow
-@pytest.mark.browser
+@pytest.mark.needs("chromium")
 def test_a_browser_is_let_in_by_the_printed_address(study: optuna.Study, journal: Path) -> None:
     with dashboard_command(journal) as (base, url):
         dom, console = dump_dom(url, width=1400, wait_ms=12000)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -32,11 +31,7 @@ DAEMONS = ("munged", "slurmctld", "slurmd")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.root,
-    pytest.mark.skipif(
-        any(shutil.which(name) is None for name in (*DAEMONS, "sbatch")),
-        reason="needs Slurm and munge (apt-get install slurm-wlm munge)",
-    ),
-    pytest.mark.skipif(os.geteuid() != 0, reason="Slurm's daemons are started as root"),
+    pytest.mark.needs("slurm"),
 ]
 #: The second node's name sorts after this machine's, whose own is the one that resolves.
 HOST = socket.gethostname().partition(".")[0]

@@ -28,7 +28,7 @@ from tuner.result import Result
 from tuner.search_spaces.configuration import Configuration
 from tuner.workload.records.probe import ProbeRecord
 
-pytestmark = pytest.mark.browser
+pytestmark = pytest.mark.needs("chromium")
 
 # Asks the page itself, once it is drawn: what Plotly drew, what a hover over a point of the front
 # shows, and what the page becomes on paper.

@@ -91,7 +91,7 @@ def in_kilowatt_hours() -> Result:
     return result_of("cluster's job", points, points[0], best=2, request=ResolvedRequest())
 
 
-@pytest.mark.browser
+@pytest.mark.needs("chromium")
 @pytest.mark.parametrize(
     "make",
     [

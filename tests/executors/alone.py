@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -12,6 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+
+from tests.needs import require
 
 ROOT = Path(__file__).resolve().parents[2]
 ALONE = ("unshare", "--net", "--pid", "--fork", "--mount-proc", "--kill-child")
@@ -28,8 +29,7 @@ def run_alone(
     script: str, folder: Path, *, timeout_s: float, **variables: str
 ) -> subprocess.CompletedProcess[str]:
     """Run a script of bash, which finds its loopback up, $PYTHON, and the folder as $FOLDER."""
-    if shutil.which("unshare") is None or shutil.which("ip") is None:
-        pytest.skip("namespaces need util-linux's unshare and iproute2's ip")
+    require("namespaces")
     # A proxy of this machine cannot be reached from inside.
     kept = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
     done = subprocess.run(

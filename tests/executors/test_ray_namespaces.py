@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from tests.needs import require
 from tests.waiting import wait_until
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -119,8 +120,7 @@ def run(*words: str) -> None:
 @pytest.fixture(scope="module")
 def namespaces() -> Iterator[tuple[str, str]]:
     """Two namespaces with a cable between them."""
-    if shutil.which("ip") is None:
-        pytest.skip("network namespaces need iproute2's ip")
+    require("namespaces")
     first, second = (f"jf-{os.getpid()}-{side}" for side in "ab")
     cable = [f"jf{os.getpid() % 100000}{side}" for side in "ab"]
     try:

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.cluster.page import lines_of_page
+from tests.needs import require
 
 ROOT = Path(__file__).resolve().parents[2]
 HOSTS = ("n1", "n2", "n3")
@@ -44,8 +45,7 @@ def ip(*words: str) -> None:
 @pytest.fixture
 def hosts() -> Iterator[tuple[str, Path]]:
     """Three hosts on a bridge: the prefix of their namespaces, and the folder of their homes."""
-    if shutil.which("ip") is None:
-        pytest.skip("network namespaces need iproute2's ip")
+    require("namespaces")
     number = os.getpid() % 10000
     prefix, bridge = f"jfp{number}", f"jfb{number}"
     top = Path(tempfile.mkdtemp(prefix="jf", dir="/tmp"))  # short, for names of sockets

@@ -181,8 +181,8 @@ def outputs(name: str, work: Path) -> str:
         # A result is computed once, not once for each command.
         mock.patch.object(load, "result_of", cache(load.result_of)),
         # Which Python and packages are installed here is no part of an answer.
-        mock.patch.object(problem, "versions", lambda: releases),
-        mock.patch.object(plan, "versions", lambda: releases),
+        mock.patch.object(problem, "versions", return_value=releases),
+        mock.patch.object(plan, "versions", return_value=releases),
     ):
         result = load.result_of(load.RunFolder(work / "runs" / name))
         for command in BOTH:

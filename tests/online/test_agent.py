@@ -350,7 +350,7 @@ def gpus(twin_node: Callable[..., TwinNode]) -> Any:
     return twin_node(gpu, gpu, virtual_time=False)
 
 
-@pytest.mark.twin
+@pytest.mark.needs("cc")
 @pytest.mark.real
 @pytest.mark.quiet
 @pytest.mark.slow
@@ -378,7 +378,7 @@ def test_a_tuned_training_has_the_losses_of_an_untuned_one_and_clocks_go_back(gp
     assert low - 0.5 <= lost_s <= high + 0.5
 
 
-@pytest.mark.twin
+@pytest.mark.needs("cc")
 @pytest.mark.real
 @pytest.mark.slow
 @pytest.mark.timeout(300)
@@ -437,7 +437,7 @@ def test_a_script_trains_behind_the_hook_with_and_without_arguments(
     assert (done.returncode, done.stdout.split()) == (0, ["trained", *more]), done.stderr
 
 
-@pytest.mark.twin
+@pytest.mark.needs("cc")
 @pytest.mark.real
 @pytest.mark.quiet
 @pytest.mark.long
@@ -516,7 +516,7 @@ def test_a_watched_deepspeed_engine_trains_and_its_steps_are_sent(
     assert [mark.step for mark in received(marks, 3)] == [1, 2, 3]
 
 
-@pytest.mark.twin
+@pytest.mark.needs("cc")
 @pytest.mark.real
 @pytest.mark.quiet
 @pytest.mark.long

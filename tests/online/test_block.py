@@ -87,7 +87,7 @@ def test_where_nothing_is_metered_the_block_runs_and_its_error_comes_out(
     assert again.outcome.exit_code == 0
 
 
-@pytest.mark.twin
+@pytest.mark.needs("cc")
 @pytest.mark.real
 @pytest.mark.quiet
 @pytest.mark.long
@@ -116,7 +116,7 @@ def test_blocks_save_energy_one_after_the_other_and_clocks_go_back(gpus: Any, ra
     assert locked(gpus) == [None, None]
 
 
-@pytest.mark.twin
+@pytest.mark.needs("cc")
 @pytest.mark.real
 @pytest.mark.quiet
 @pytest.mark.long
@@ -163,7 +163,7 @@ def block(gpus: Any, output: Path) -> subprocess.Popen[bytes]:
         )
 
 
-@pytest.mark.twin
+@pytest.mark.needs("cc")
 @pytest.mark.real
 @pytest.mark.slow
 @pytest.mark.timeout(300)
@@ -177,7 +177,7 @@ def test_the_clocks_go_back_if_the_training_is_killed(gpus: Any, tmp_path: Path)
     wait_until(lambda: locked(gpus) == [None, None])
 
 
-@pytest.mark.twin
+@pytest.mark.needs("cc")
 @pytest.mark.real
 @pytest.mark.quiet
 @pytest.mark.long

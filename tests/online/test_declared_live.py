@@ -284,7 +284,7 @@ def test_knobs_without_tune_are_refused(capsys: pytest.CaptureFixture[str]) -> N
     assert "for --tune" in capsys.readouterr().err
 
 
-@pytest.mark.twin
+@pytest.mark.needs("cc")
 @pytest.mark.real
 @pytest.mark.quiet
 @pytest.mark.long

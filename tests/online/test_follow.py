@@ -310,7 +310,7 @@ def figure(path: Path, name: str) -> float:
     return math.nan
 
 
-@pytest.mark.twin
+@pytest.mark.needs("cc")
 @pytest.mark.real
 @pytest.mark.quiet
 @pytest.mark.long

@@ -15,7 +15,7 @@ from tests.online.test_agent import ROOT, TORCHRUN, gpus, run, tuner_run
 HERE = Path(__file__).parent
 __all__ = ["gpus"]
 pytestmark = [
-    pytest.mark.twin,
+    pytest.mark.needs("cc"),
     pytest.mark.real,
     pytest.mark.quiet,
     pytest.mark.long,

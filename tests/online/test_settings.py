@@ -173,7 +173,7 @@ def test_limits_are_below_that_of_the_machine_and_within_what_it_takes(high_W: f
     assert len(watts) == {0.0: 0, 28.7: 6, 400.0: 8}[high_W]
 
 
-@pytest.mark.twin
+@pytest.mark.needs("cc")
 def test_clocks_that_cannot_be_put_back_are_said_and_the_exit_code_is_the_trainings(
     twin_node: Callable[..., TwinNode], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -194,7 +194,7 @@ def test_clocks_that_cannot_be_put_back_are_said_and_the_exit_code_is_the_traini
     assert (outcome.exit_code, outcome.not_restored) == (0, "the clock was not put back")
 
 
-@pytest.mark.twin
+@pytest.mark.needs("cc")
 @pytest.mark.real
 @pytest.mark.quiet
 @pytest.mark.long

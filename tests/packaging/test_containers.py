@@ -37,7 +37,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.root,
     pytest.mark.timeout(900),
-    pytest.mark.skipif(not shutil.which("buildah"), reason="needs buildah"),
+    pytest.mark.needs("buildah"),
 ]
 
 

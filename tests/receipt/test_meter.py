@@ -46,7 +46,7 @@ class Fails:
 """
 
 
-@pytest.mark.twin
+@pytest.mark.needs("cc")
 def test_gpus_are_charged_exactly_and_each_has_its_share(
     user: UserFolder, twin_node: Callable[..., TwinNode]
 ) -> None:
@@ -69,7 +69,7 @@ def test_gpus_are_charged_exactly_and_each_has_its_share(
     assert receipt["throttled_share"] is not None
 
 
-@pytest.mark.twin
+@pytest.mark.needs("cc")
 def test_gpus_of_different_kinds_are_metered_together(twin_node: Callable[..., TwinNode]) -> None:
     twin_node(TwinGpu(name="NVIDIA A100-SXM4-80GB"), TwinGpu(name="NVIDIA L4"), virtual_time=False)
     meter = open_node_meter()
@@ -77,7 +77,7 @@ def test_gpus_of_different_kinds_are_metered_together(twin_node: Callable[..., T
     assert "2 twin GPUs" in meter.info.source
 
 
-@pytest.mark.twin
+@pytest.mark.needs("cc")
 def test_gpus_that_cannot_be_asked_are_one_sentence(twin_node: Callable[..., TwinNode]) -> None:
     twin_node(virtual_time=False).fail("nvmlInit", pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
     with pytest.raises(InputError, match="GPUs"):

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.studies import METER, TRACES, measured, probe_with
+from tests.support.studies import METER, measured, probe_with
+from tests.support.traces import TRACES
 from tuner.pareto import hypervolume, reference_point
 from tuner.problem.probe_cost import ProbeCost
 from tuner.search.candidate_planner import CandidatePlanner

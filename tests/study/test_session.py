@@ -14,7 +14,6 @@ from tests.support.studies import (
     LONG_JOB,
     METER,
     TOML,
-    TRACES,
     ModelRunner,
     TalliedRunner,
     run_optimize,
@@ -22,6 +21,7 @@ from tests.support.studies import (
     table_point,
     write_table,
 )
+from tests.support.traces import TRACES
 from tuner.answer.choice import decide
 from tuner.answer.parts import Point
 from tuner.executors.local import InlineExecutor, SimulatedExecutor

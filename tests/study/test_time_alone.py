@@ -237,6 +237,7 @@ VGPU = TwinGpu(has_counter=False, gpu_scope=0, has_usage=False, lockable=False)
         (Constraints(objective="time", power_cap_W=1.0), False),
     ],
 )
+@pytest.mark.needs("cc")
 @pytest.mark.parametrize(
     ("gpu", "why"),
     [(VGPU, "neither its energy nor its power"), (TwinGpu(mig=1), "shares its GPU's meter")],
@@ -256,6 +257,7 @@ def test_only_a_study_of_time_runs_on_a_gpu_without_energy(tmp_path, gpu, why, c
         assert "--minimize time" in "".join(m.subject for m in inspect_node(environ={}).missing)
 
 
+@pytest.mark.needs("cc")
 def test_a_mig_slice_is_a_device_of_its_own(tmp_path):
     with TwinNode(tmp_path / "node", [TwinGpu(mig=1)]).joined():
         device = detect_cluster().device
@@ -265,6 +267,7 @@ def test_a_mig_slice_is_a_device_of_its_own(tmp_path):
     assert device.peak_flops == pytest.approx(whole.peak_flops / 8, rel=0.01)
 
 
+@pytest.mark.needs("cc")
 def test_a_gpu_that_is_metered_stays_metered_in_a_study_of_time(tmp_path):
     with TwinNode(tmp_path / "node", [TwinGpu()]).joined(), time_alone(True):
         cluster = detect_cluster()

@@ -32,10 +32,13 @@ _FLAGS = (
 _DARK = "--blink-settings=preferredColorScheme=0"
 
 
+#: Names of the program, in the order of preference.
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+
+
 def chromium() -> str | None:
     """Return the path of a Chromium or Chrome on this machine, or None."""
-    names = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-    return next((found for name in names if (found := shutil.which(name))), None)
+    return next((found for name in BROWSERS if (found := shutil.which(name))), None)
 
 
 def _run(page: Path | str, *flags: str, wait_ms: int, timeout_s: float) -> tuple[str, str]:

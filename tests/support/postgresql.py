@@ -10,6 +10,7 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 
 PASSWORD = "s3cret:pass@word"
@@ -26,14 +27,8 @@ def binaries() -> Path | None:
 
 
 def why_not() -> str:
-    """Return the reason why no server can be started here; empty if one can."""
-    if binaries() is None:
-        return "PostgreSQL is not installed (Debian: apt-get install postgresql)"
-    try:
-        import psycopg2  # noqa: F401
-    except ImportError:
-        return "psycopg2 is not installed (joulefront[postgresql])"
-    return ""
+    """Return the reason why no server can be started and asked here; empty if one can."""
+    return "" if binaries() and find_spec("psycopg2") else "no PostgreSQL or no psycopg2"
 
 
 class Server:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
@@ -30,13 +29,6 @@ from tuner.workload.records.probe import (
     WindowPolicy,
 )
 from tuner.workload.records.runners import Runner
-
-#: Recorded tables that stand beside the project on some machines.
-TRACES = Path(
-    os.environ.get(
-        "JOULEFRONT_TRACES", Path(__file__).resolve().parents[2].parent / "shared" / "traces"
-    )
-)
 
 METER = MeterInfo("estimated", "node", "a test's envelope", estimated=True)
 #: A training so long that every probe repays itself, so that its limits end a search.

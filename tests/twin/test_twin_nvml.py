@@ -19,7 +19,7 @@ import pytest
 
 from tests.twin import TwinGpu, TwinNode
 
-pytestmark = pytest.mark.twin
+pytestmark = pytest.mark.needs("cc")
 Make = Callable[..., TwinNode]
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -19,7 +19,7 @@ from tests.twin import TwinGpu, TwinNode
 from tests.twin.specimens import CORE_GPU
 from tuner.workload.node.meters.nvml import NvmlMeter
 
-pytestmark = pytest.mark.twin
+pytestmark = pytest.mark.needs("cc")
 Make = Callable[..., TwinNode]
 
 GPU = TwinGpu(step_s=0.1, micro_batch_s=0.02, sample_s=0.03, clock_free_share=0.2)

@@ -11,7 +11,7 @@ from tests.twin import TwinGpu, TwinNode
 from tuner.workload.hook import engine
 from tuner.workload.node.meters.gpus import cuda_numbering
 
-pytestmark = pytest.mark.twin
+pytestmark = pytest.mark.needs("cc")
 Make = Callable[..., TwinNode]
 
 

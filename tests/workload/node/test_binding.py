@@ -6,7 +6,6 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from shutil import which
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -40,7 +39,7 @@ print("shown", flush=True)
 """
 CORES = sorted(os.sched_getaffinity(0))
 two_cores = pytest.mark.skipif(len(CORES) < 2, reason="needs two cores")
-needs_numactl = pytest.mark.skipif(not which("numactl"), reason="no numactl, which launchers ask")
+needs_numactl = pytest.mark.needs("numactl")
 
 
 @pytest.fixture
@@ -86,7 +85,7 @@ def _shown(log: Path) -> bool:
     return log.exists() and "shown" in log.read_text()
 
 
-@pytest.mark.twin
+@pytest.mark.needs("cc")
 @pytest.mark.real
 @two_cores
 @needs_numactl
@@ -107,7 +106,7 @@ def test_ranks_have_the_cores_that_the_command_asks_for(
 
 
 @pytest.mark.slow
-@pytest.mark.twin
+@pytest.mark.needs("cc")
 @pytest.mark.real
 @two_cores
 def test_a_list_of_cores_is_divided_and_a_wrong_one_refused(
@@ -122,7 +121,7 @@ def test_a_list_of_cores_is_divided_and_a_wrong_one_refused(
 
 
 @pytest.mark.slow
-@pytest.mark.twin
+@pytest.mark.needs("cc")
 @pytest.mark.real
 def test_torchruns_binding_needs_gpus(start: Callable[..., Any]) -> None:
     cores = replace(load_cluster("cpu-2"), devices_per_node=2)
@@ -140,7 +139,7 @@ def test_the_built_in_program_is_bound_under_offload_on_gpus() -> None:
     assert launchable(job, load_cluster("cpu-2")).binding(offload) == ""
 
 
-@pytest.mark.twin
+@pytest.mark.needs("cc")
 def test_offload_is_measured_unbound_where_no_binding_is_possible(
     twin_node: Callable[..., TwinNode],
 ) -> None:

@@ -16,7 +16,7 @@ from tests.workload.node import cuda_build_cases as cases
 from tests.workload.node.cuda_build_cases import CASES, launch, run_tuner
 from tests.workload.node.cuda_build_install import NotInstalled, pinned
 
-LAUNCHES = (pytest.mark.long, pytest.mark.real, pytest.mark.twin, pytest.mark.timeout(600))
+LAUNCHES = (pytest.mark.long, pytest.mark.real, pytest.mark.needs("cc"), pytest.mark.timeout(600))
 
 
 def launches(test: Callable[..., None]) -> Callable[..., None]:

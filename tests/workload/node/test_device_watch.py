@@ -26,7 +26,7 @@ from tuner.workload.node.platforms.nvidia import Nvidia
 from tuner.workload.node.runner import LocalRunner
 from tuner.workload.records.probe import Failure, ProbeRequest
 
-pytestmark = pytest.mark.twin
+pytestmark = pytest.mark.needs("cc")
 Make = Callable[..., TwinNode]
 GIB = 2**30
 

@@ -17,7 +17,7 @@ from tests.twin import TwinGpu, TwinNode
 from tests.waiting import wait_until
 from tuner.workload.node.rank_server import RankServer, RankSpec, control_socket
 
-pytestmark = pytest.mark.twin
+pytestmark = pytest.mark.needs("cc")
 
 NVML_AT_IMPORT = "import pynvml\npynvml.nvmlInit()\npynvml.nvmlDeviceGetCount()\n"
 LIBCUDA = "import ctypes\ndriver = ctypes.CDLL('libcuda.so.1')\n"

@@ -24,7 +24,7 @@ from tuner.workload.records.trace import read_power, recover_pending
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.twin,
+    pytest.mark.needs("cc"),
     pytest.mark.real,
     pytest.mark.quiet,
     pytest.mark.usefixtures("one_fork_server"),

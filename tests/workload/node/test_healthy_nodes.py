@@ -24,7 +24,7 @@ from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.platforms.nvidia import Nvidia
 from tuner.workload.records.probe import Failure
 
-pytestmark = pytest.mark.twin
+pytestmark = pytest.mark.needs("cc")
 Make = Callable[..., TwinNode]
 GIB = 2**30
 

@@ -47,7 +47,7 @@ def test_idle_power_is_measured_on_cool_devices() -> None:
     assert idle.measure(meter, 0.3, meter.wait) == pytest.approx(115.0)  # type: ignore[arg-type]
 
 
-@pytest.mark.twin
+@pytest.mark.needs("cc")
 class TestMemory:
     def test_what_ranks_hold_outside_torchs_allocator_counts(
         self, twin_node: Callable[..., TwinNode]

@@ -289,7 +289,7 @@ class TestFacts:
         assert ("joulefront-guard" in text) == (not root)
         assert node.locked_MHz() is None
 
-    @pytest.mark.twin
+    @pytest.mark.needs("cc")
     def test_a_gpu_that_forgets_its_clocks_is_named(
         self, twin_node: Callable[..., TwinNode], tmp_path: Path
     ) -> None:

@@ -19,7 +19,7 @@ from tuner.search_spaces.cluster import load_cluster
 from tuner.workload.node.facts import NodeFacts, inspect_node
 from tuner.workload.node.platforms.nvidia import Nvidia
 
-pytestmark = pytest.mark.twin
+pytestmark = pytest.mark.needs("cc")
 Make = Callable[..., TwinNode]
 NO_ENV: dict[str, str] = {}
 GIB = 2**30

@@ -52,7 +52,7 @@ def rank_env(
     return dict(launch._rank_env(place.first if rank is None else rank, ranks, place, own))
 
 
-@pytest.mark.twin
+@pytest.mark.needs("cc")
 @pytest.mark.parametrize(
     ("visible", "indices"),
     [("GPU-bbbb,GPU-aaaa1", "2,0"), ("1,2", "1,2"), ("GPU-aaaa2222,-1,0", "1")],
@@ -65,7 +65,7 @@ def test_ranks_get_indices_in_the_order_of_the_bus(
     assert (env["CUDA_VISIBLE_DEVICES"], env["CUDA_DEVICE_ORDER"]) == (indices, "PCI_BUS_ID")
 
 
-@pytest.mark.twin
+@pytest.mark.needs("cc")
 def test_without_a_list_every_gpu_stays_visible(twin_node: Make) -> None:
     twin_node(TwinGpu(), TwinGpu())
     assert cuda_numbering({}) == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
@@ -73,7 +73,7 @@ def test_without_a_list_every_gpu_stays_visible(twin_node: Make) -> None:
 
 @pytest.mark.slow
 @pytest.mark.real
-@pytest.mark.twin
+@pytest.mark.needs("cc")
 def test_deepspeed_reads_the_list(tmp_path: Path) -> None:
     """ZeRO 1 and 2 call this at every start; a UUID is a ValueError there."""
     node = TwinNode(
@@ -196,7 +196,7 @@ def test_lightning_finds_its_rank_inside_a_slurm_job() -> None:
     assert "found 8 3 3" in done.stdout, done.stderr
 
 
-@pytest.mark.twin
+@pytest.mark.needs("cc")
 def test_ranks_need_cores_and_gpus_without_ranks_do_not(
     twin_node: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -16,7 +16,7 @@ from tuner.workload.node.runner import LocalRunner
 from tuner.workload.records.probe import ProbeRequest, WindowPolicy
 
 pytestmark = [
-    pytest.mark.twin,
+    pytest.mark.needs("cc"),
     pytest.mark.real,
     pytest.mark.quiet,
     pytest.mark.timeout(600),

@@ -53,7 +53,7 @@ def test_a_builder_for_cuda_asks_torch_only_if_it_is_not_told() -> None:
     assert done.stdout.strip().splitlines()[-2:] == ["['count', 0, 1]", "[]"]
 
 
-@pytest.mark.twin
+@pytest.mark.needs("cc")
 def test_the_architectures_are_those_of_the_visible_gpus(
     twin_node: Callable[..., TwinNode],
 ) -> None:

@@ -17,7 +17,7 @@ from tuner.workload.node.platforms.nvidia import Nvidia
 from tuner.workload.node.runner import LocalRunner
 from tuner.workload.program.ops import TorchBuild
 
-pytestmark = pytest.mark.twin
+pytestmark = pytest.mark.needs("cc")
 Make = Callable[..., TwinNode]
 CU130 = TorchBuild("2.13.0+cu130", "13.0", "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120 compute_120")
 

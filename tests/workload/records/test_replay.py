@@ -6,12 +6,12 @@ import pytest
 from tests.support.studies import (
     METER,
     TOML,
-    TRACES,
     measured,
     record,
     request,
     write_table,
 )
+from tests.support.traces import TRACES
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.workload.records.probe import Failure, MeterInfo, ProbeRequest

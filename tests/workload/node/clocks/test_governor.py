@@ -26,7 +26,7 @@ from tuner.workload.node.clocks.guard_client import EarlierValues, Guard, GuardE
 from tuner.workload.node.platforms import platform_of
 from tuner.workload.node.platforms.cores import Cores
 
-pytestmark = pytest.mark.twin
+pytestmark = pytest.mark.needs("cc")
 Make = Callable[..., TwinNode]
 NO_ENV: dict[str, str] = {}
 A100 = Device("A100", "cuda", 2**36, 1e14, 1e12, 60.0, 400.0)

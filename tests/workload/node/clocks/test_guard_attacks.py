@@ -32,7 +32,7 @@ from tuner.workload.node.clocks import guard as guard_module
 from tuner.workload.node.clocks.clock_backends import PROGRAM
 from tuner.workload.node.readiness import missing_clocks
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.needs("cc")]
 
 #: Signals that a terminal, a timer or a limit of the caller's can bring.
 SIGNALS = ("TERM", "INT", "QUIT", "HUP", "TSTP", "TTIN", "TTOU", "PIPE", "ALRM", "VTALRM")

@@ -26,7 +26,7 @@ from tuner.workload.node.clocks.base import GovernorError
 from tuner.workload.node.clocks.clock_backends import GUARD_SOCKET
 from tuner.workload.node.clocks.governor import NvmlGovernor
 
-pytestmark = pytest.mark.twin
+pytestmark = pytest.mark.needs("cc")
 Make = Callable[..., TwinNode]
 #: A search that sets a clock through NVML, tells that it has, and waits.
 SEARCH = """

@@ -31,7 +31,7 @@ def node(twin_node: Make, monkeypatch: pytest.MonkeyPatch) -> TwinNode:
     return twin_node(TwinGpu(), TwinGpu(), virtual_time=False)
 
 
-@pytest.mark.twin
+@pytest.mark.needs("cc")
 class TestOnTwin:
     def test_looking_as_root_is_no_writing(self, node: TwinNode, tmp_path: Path) -> None:
         """Each look set the power limit to what it was, on every GPU."""

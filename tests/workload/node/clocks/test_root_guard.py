@@ -31,7 +31,7 @@ from tuner.workload.node.clocks.clock_backends import (
 from tuner.workload.node.clocks.governor import NvmlGovernor
 from tuner.workload.node.meters.gpus import Gpu
 
-pytestmark = pytest.mark.twin
+pytestmark = pytest.mark.needs("cc")
 Make = Callable[..., TwinNode]
 GPU = "GPU-twin"
 FOREIGN = 54321

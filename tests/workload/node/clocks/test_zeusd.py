@@ -21,7 +21,7 @@ from tuner.search_spaces.configuration import Settings
 from tuner.workload.node.clocks.clock_backends import ZeusdNvml
 from tuner.workload.node.clocks.governor import NvmlGovernor
 
-pytestmark = pytest.mark.twin
+pytestmark = pytest.mark.needs("cc")
 Make = Callable[..., TwinNode]
 
 
@@ -241,7 +241,7 @@ class TestZeusd:
         assert log == []
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+@pytest.mark.root
 def test_the_socket_of_another_user_is_sent_nothing(tmp_path: Path) -> None:
     heard: list[bytes] = []
     path = str(tmp_path / "zeusd.sock")

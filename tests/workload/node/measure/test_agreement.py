@@ -87,7 +87,7 @@ def bench_of(twin_node: Callable[..., TwinNode]) -> Callable[..., object]:
     return opened
 
 
-@pytest.mark.twin
+@pytest.mark.needs("cc")
 class TestWrongSources:
     def test_a_counter_above_the_limit_is_not_used(self, bench_of: Callable[..., Bench]) -> None:
         with bench_of(replace(PLAIN, counter_share=1.3)) as bench:  # type: ignore[attr-defined]
@@ -133,7 +133,7 @@ class TestWrongSources:
             assert bench.windows == 7
 
 
-@pytest.mark.twin
+@pytest.mark.needs("cc")
 class TestGoodWindows:
     @pytest.mark.parametrize(
         "load",

@@ -39,7 +39,7 @@ def window_on(node: TwinNode, clock_MHz: int, busy: int) -> Window:
     return Window(opened, closed, (0.1,) * 10, ends, tuple(samples))
 
 
-@pytest.mark.twin
+@pytest.mark.needs("cc")
 def test_models_learn_the_clock_of_the_gpus_that_worked(twin_node: Make) -> None:
     hot = TwinGpu(limit_W=250.0)  # it holds the busy ones below the lock
     node = twin_node(*[hot] * 4)
@@ -53,7 +53,7 @@ def test_models_learn_the_clock_of_the_gpus_that_worked(twin_node: Make) -> None
     assert told.as_delivered["clock_MHz"] == pytest.approx(ran_MHz, rel=0.005)
 
 
-@pytest.mark.twin
+@pytest.mark.needs("cc")
 def test_idle_gpus_that_ignore_a_lock_do_not_cost_the_window(twin_node: Make) -> None:
     node = twin_node(*[TwinGpu(idle_follows=False)] * 4)
     window = window_on(node, 1200, busy=2)

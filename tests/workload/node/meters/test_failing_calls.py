@@ -40,7 +40,7 @@ def window_error(node: TwinNode, code: int, first: int, times: int = 1) -> float
     return (closed.energy_J - opened.energy_J) / true_J - 1
 
 
-@pytest.mark.twin
+@pytest.mark.needs("cc")
 @pytest.mark.parametrize("code", [999, 10, 19])
 @pytest.mark.parametrize("first", [1, 2, 700])
 def test_one_call_of_thousands_that_fails_costs_nothing(
@@ -50,7 +50,7 @@ def test_one_call_of_thousands_that_fails_costs_nothing(
     assert abs(window_error(twin_node(A100, A100, A100, A100), code, first)) < 0.005
 
 
-@pytest.mark.twin
+@pytest.mark.needs("cc")
 @pytest.mark.parametrize(
     ("code", "times"), [(999, 10**6), (pynvml.NVML_ERROR_GPU_IS_LOST, 1), (16, 1), (4, 1)]
 )

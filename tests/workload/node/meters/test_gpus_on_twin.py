@@ -28,7 +28,7 @@ from tuner.workload.node.meters.gpus import (
     why_not_binding,
 )
 
-pytestmark = pytest.mark.twin
+pytestmark = pytest.mark.needs("cc")
 Make = Callable[..., TwinNode]
 HIDDEN = {"open_error": pynvml.NVML_ERROR_NO_PERMISSION}
 LOST = {"lost": 1}

@@ -13,7 +13,7 @@ from tuner.workload.node.meters import MeterError
 from tuner.workload.node.meters.nvml import NvmlMeter
 from tuner.workload.node.meters.settling import Settling
 
-pytestmark = pytest.mark.twin
+pytestmark = pytest.mark.needs("cc")
 Make = Callable[..., TwinNode]
 
 #: An H100 as published measurements found it (arXiv 2312.02741): filtered, sampled, late.

@@ -19,7 +19,7 @@ from tuner.workload.node.meters.base import Reading
 from tuner.workload.records.limits import WindowPolicy
 from tuner.workload.records.probe import Measurement
 
-pytestmark = pytest.mark.twin
+pytestmark = pytest.mark.needs("cc")
 PLAIN = replace(GPU, smoothing=-1)
 
 

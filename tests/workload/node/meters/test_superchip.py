@@ -15,7 +15,7 @@ from tuner.workload.node.meters.nvml import NvmlMeter
 from tuner.workload.node.meters.superchip import SuperchipMeter, channels
 from tuner.workload.node.platforms.nvidia import Nvidia
 
-pytestmark = pytest.mark.twin
+pytestmark = pytest.mark.needs("cc")
 Make = Callable[..., TwinNode]
 GPU = TwinGpu(name="NVIDIA GH200 480GB", c2c=True)
 #: What a module draws besides its GPU, and the parts of it that have channels, watts.

@@ -28,7 +28,7 @@ from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.platforms.nvidia import Nvidia
 from tuner.workload.records.probe import UnappliedSetting
 
-pytestmark = pytest.mark.twin
+pytestmark = pytest.mark.needs("cc")
 Make = Callable[..., TwinNode]
 NO_ENV: dict[str, str] = {}
 GIB = 2**30

@@ -12,7 +12,7 @@ from tuner.workload.node.facts import inspect_node
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.platforms.nvidia import Nvidia
 
-pytestmark = pytest.mark.twin
+pytestmark = pytest.mark.needs("cc")
 Make = Callable[..., TwinNode]
 NO_ENV: dict[str, str] = {}
 GIB = 2**30

@@ -11,7 +11,7 @@ from tests.workload.node.platforms.fleet_checks import preload_touches
 from tests.workload.node.platforms.fleet_conditions import A100, CONDITIONS, Condition, wrong
 from tuner.workload.node.platforms import nvidia_health
 
-pytestmark = pytest.mark.twin
+pytestmark = pytest.mark.needs("cc")
 
 
 @pytest.mark.parametrize("condition", CONDITIONS, ids=lambda each: f"{each.number} {each.title}")

@@ -1,0 +1,177 @@
+"""What a test needs and a machine may lack: it is left out, and the end of the run says for what.
+
+    @pytest.mark.needs("cc", "numactl")
+
+Programs are named by this mark alone. The marks `real`, `ray`, `root` and `traces`, by which runs
+are selected too, need what they name.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections import Counter
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+import pytest
+
+from tests.programs import SLURM
+from tests.support import postgresql
+from tests.support.browser import chromium
+from tests.support.traces import TRACES
+from tests.twin import compiler
+
+
+@dataclass(frozen=True)
+class Need:
+    """Something that tests need.
+
+    Attributes:
+        missing: the sentence where it is missing.
+        tests: which tests need it, after "tests".
+        remedy: what brings it.
+        here: whether this machine has it.
+    """
+
+    missing: str
+    tests: str
+    remedy: str
+    here: Callable[[], object]
+
+
+def _programs(*names: str) -> Callable[[], bool]:
+    return lambda: all(map(shutil.which, names))
+
+
+def _modules(*names: str) -> Callable[[], bool]:
+    return lambda: all(map(find_spec, names))
+
+
+NEEDS = {
+    "cc": Need(
+        "no C compiler (cc, gcc or clang)", "of the twin GPU node", "apt install gcc", compiler
+    ),
+    "g++": Need("no C++ compiler (g++)", "of compiled ops", "apt install g++", _programs("g++")),
+    "numactl": Need(
+        "no numactl", "of ranks that launchers bind", "apt install numactl", _programs("numactl")
+    ),
+    "chromium": Need(
+        "no chromium or google-chrome",
+        "that look at a page",
+        "apt install chromium",
+        chromium,
+    ),
+    "postgresql": Need(
+        "no PostgreSQL or no psycopg2",
+        "of a shared database",
+        "apt install postgresql, pip install 'joulefront[postgresql]'",
+        lambda: not postgresql.why_not(),
+    ),
+    "slurm": Need(
+        "no Slurm",
+        "of its scripts",
+        "apt install slurm-wlm munge",
+        _programs(*SLURM),
+    ),
+    "buildah": Need(
+        "no buildah", "of container images", "apt install buildah", _programs("buildah")
+    ),
+    "namespaces": Need(
+        "no ip or unshare",
+        "on networks of their own",
+        "apt install iproute2 util-linux",
+        _programs("ip", "unshare"),
+    ),
+    "real": Need(
+        "no DeepSpeed", "that train", "pip install 'joulefront[train]'", _modules("deepspeed")
+    ),
+    "ray": Need("no Ray", "of it", "pip install 'joulefront[ray]'", _modules("ray")),
+    "root": Need(
+        "not root",
+        "that become another user or start daemons",
+        "run as root",
+        lambda: os.geteuid() == 0,
+    ),
+    "traces": Need(
+        f"no folders {TRACES} and {TRACES.parent / 'published'}",
+        "of recorded tables",
+        "set JOULEFRONT_TRACES",
+        lambda: TRACES.is_dir() and (TRACES.parent / "published").is_dir(),
+    ),
+}
+#: Marks that select runs, each of which needs what it is called.
+MARKS = ("real", "ray", "root", "traces")
+
+
+def needs_of(item: pytest.Item) -> list[str]:
+    """Return the names of what a test needs.
+
+    Raises:
+        pytest.UsageError: a mark names what is not known here.
+    """
+    names = [mark for mark in MARKS if item.get_closest_marker(mark)]
+    names += [name for mark in item.iter_markers("needs") for name in mark.args]
+    for name in names:
+        if name not in NEEDS:
+            raise pytest.UsageError(f"{item.nodeid} needs {name!r}; known: {', '.join(NEEDS)}")
+    return list(dict.fromkeys(names))
+
+
+def require(*names: str) -> None:
+    """Skip the test that runs if something of these is missing here."""
+    if missing := [NEEDS[name].missing for name in names if not NEEDS[name].here()]:
+        pytest.skip("; ".join(missing))
+
+
+def left_out(reasons: Iterable[str]) -> str:
+    """Return one line on the tests that were skipped for these reasons; empty without any."""
+    counts: Counter[str] = Counter()
+    for reason in reasons:
+        counts.update(reason.removeprefix("Skipped: ").split("; "))
+    said = []
+    for need in NEEDS.values():
+        if count := counts.pop(need.missing, 0):
+            tests = f"{count} test{'s' if count > 1 else ''} {need.tests}"
+            said.append(f"{need.missing}: {tests} left out ({need.remedy})")
+    if rest := sum(counts.values()):
+        said.append(f"{rest} left out for other reasons (pytest -rs)")
+    line = "; ".join(said)
+    return line[:1].upper() + line[1:]
+
+
+def add_option(parser: pytest.Parser) -> None:
+    """Add the option that selects tests by what they need."""
+    parser.addoption("--needs", metavar="NAMES", help="only tests that need one of these")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the tests that need one of the named things, where some are named."""
+    if not (chosen := config.getoption("--needs")):
+        return
+    names = set(chosen.split(","))
+    if unknown := names - set(NEEDS):
+        raise pytest.UsageError(f"--needs takes {', '.join(NEEDS)}, not {sorted(unknown)[0]!r}")
+    left = [item for item in items if names & set(needs_of(item))]
+    config.hook.pytest_deselected(items=[item for item in items if item not in left])
+    items[:] = left
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Refuse a mark that names what is not known."""
+    needs_of(item)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test that needs what this machine lacks."""
+    require(*needs_of(item))
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say in one line what was left out for want of what."""
+    skipped = terminalreporter.stats.get("skipped", [])
+    reasons = [each.longrepr[2] for each in skipped if isinstance(each.longrepr, tuple)]
+    if line := left_out(reasons):
+        terminalreporter.write_line(line)

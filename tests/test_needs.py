@@ -1,0 +1,92 @@
+"""A test that needs what is missing is left out, and the end of the run says for want of what."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.needs import NEEDS, left_out
+
+ROOT = Path(__file__).parents[1]
+CASES = """
+import pytest
+
+@pytest.mark.needs("cc")
+@pytest.mark.parametrize("n", range(3))
+def test_of_the_twin(n): assert False
+@pytest.mark.needs("cc", "numactl")
+def test_needs_two(): assert False
+@pytest.mark.needs("here")
+def test_of_what_is_here(): pass
+def test_skips_itself(): pytest.skip("no reason of ours")
+def test_runs(): pass
+"""
+CONFTEST = """
+from dataclasses import replace
+from tests import needs
+from tests.needs import pytest_itemcollected, pytest_runtest_setup, pytest_terminal_summary
+for name in ("cc", "numactl"):
+    needs.NEEDS[name] = replace(needs.NEEDS[name], here=lambda: None)
+needs.NEEDS["here"] = replace(needs.NEEDS["cc"], here=lambda: "/bin/true")
+"""
+
+
+def run(folder: Path, cases: str, *options: str) -> subprocess.CompletedProcess[str]:
+    (folder / "test_cases.py").write_text(cases)
+    (folder / "conftest.py").write_text(CONFTEST)
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options]
+    return subprocess.run(
+        [*command, "--rootdir", str(folder), str(folder)],
+        env={"PYTHONPATH": str(ROOT), "PATH": "/bin", "HOME": str(folder)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("options", [(), ("-n", "2")], ids=["alone", "workers"])
+def test_one_line_says_what_was_left_out_and_what_brings_it(
+    options: tuple[str, ...], tmp_path: Path
+) -> None:
+    done = run(tmp_path, CASES, *options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = [line for line in done.stdout.splitlines() if "left out" in line]
+    assert said == [
+        "No C compiler (cc, gcc or clang): 4 tests of the twin GPU node left out (apt install gcc);"
+        " no numactl: 1 test of ranks that launchers bind left out (apt install numactl);"
+        " 1 left out for other reasons (pytest -rs)"
+    ]
+    assert "2 passed, 5 skipped" in done.stdout
+
+
+def test_nothing_is_said_where_nothing_is_missing(tmp_path: Path) -> None:
+    done = run(tmp_path, "def test_runs(): pass\n")
+    assert "left out" not in done.stdout
+    assert left_out([]) == ""
+
+
+def test_a_program_that_is_not_known_is_named(tmp_path: Path) -> None:
+    done = run(tmp_path, 'import pytest\n@pytest.mark.needs("gpu")\ndef test_it(): pass\n')
+    assert done.returncode not in (0, 5)
+    assert "needs 'gpu'; known: cc, " in done.stdout + done.stderr
+
+
+def test_every_need_has_its_own_sentence() -> None:
+    sentences = [need.missing for need in NEEDS.values()]
+    assert len(set(sentences)) == len(sentences)
+    assert not [sentence for sentence in sentences if "; " in sentence]
+
+
+def test_no_test_skips_by_looking_for_a_program_itself() -> None:
+    """`needs` is the one way, so that the line at the end is whole."""
+    found = [
+        f"{path.relative_to(ROOT)}: {line.strip()}"
+        for path in (ROOT / "tests").rglob("*.py")
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if re.search(r"^(?!\s+if).*skipif\(.*(which\(|geteuid)", line)
+    ]
+    assert found == []
