@@ -28,9 +28,9 @@ PYTEST = LC_ALL=C.UTF-8 $(BIN)/python -E -m pytest -q -rs \
     --durations=15 --durations-min=1 --junitxml=build/durations/$@.xml
 SHARED = -n 3 --dist worksteal
 
-.PHONY: run demo test check-and-alone everyday-shared everyday-alone check slow slow-quiet \
-    slow-shared slow-alone alone-and-lowest other-cpu lowest middle all-knobs long release docs \
-    install hashes sbom clean
+.PHONY: run demo test check-and-alone everyday-shared everyday-alone everyday-installed check slow \
+    slow-quiet slow-shared slow-alone alone-and-others lowest-and-clean-root clean-root machines \
+    other-cpu lowest middle all-knobs long release docs install hashes sbom clean
 
 # What `make run` tunes (examples/laptop), the limits of its search, and what it predicts at the end:
 # cores without clocks have little to trade, and a node of GPUs has more.
@@ -68,8 +68,9 @@ $(READY): pyproject.toml constraints.txt $(HASHED) | $(BIN)/python
 $(RUNNABLE): $(READY)
 else
 # The variable reaches the environments in which pip builds, too: setuptools is the pinned one there.
-$(READY) $(RUNNABLE): export PIP_CONSTRAINT = $(abspath constraints.txt)
-$(READY) $(RUNNABLE): export PIP_BUILD_CONSTRAINT = $(abspath constraints.txt)
+# A path with a space in it would be two files, so the name stands alone.
+$(READY) $(RUNNABLE): export PIP_CONSTRAINT = constraints.txt
+$(READY) $(RUNNABLE): export PIP_BUILD_CONSTRAINT = constraints.txt
 
 $(READY): pyproject.toml constraints.txt | $(BIN)/python
 	$(PIP) -e '.[all,dev]'
@@ -106,6 +107,10 @@ everyday-shared: install
 everyday-alone: install
 	$(PYTEST) -m "$(EVERYDAY) and ($(ALONE))"
 
+# The everyday tests of what CI installs after the others have run.
+everyday-installed: install
+	$(PYTEST) $(SHARED) --needs chromium,postgresql,numactl,slurm,namespaces -m "$(EVERYDAY)"
+
 slow: slow-quiet slow-shared slow-alone
 
 slow-quiet: install
@@ -131,8 +136,20 @@ release: install
 lowest middle:
 	$(PYTHON) .ci/versions.py $@
 
-alone-and-lowest: install
-	@$(MAKE) --no-print-directory -j2 slow-alone lowest
+alone-and-others: install
+	@$(MAKE) --no-print-directory -j2 slow-alone lowest-and-clean-root
+
+lowest-and-clean-root: install
+	@$(MAKE) --no-print-directory lowest
+	@$(MAKE) --no-print-directory clean-root
+
+# `make run` and `make test` of the last commit in a clean Debian, by an ordinary user without a
+# compiler, in an empty environment. `make long` does so on other machines.
+clean-root: install
+	$(BIN)/python -m benchmarks.machines debian-12
+
+machines: install
+	$(BIN)/python -m benchmarks.machines debian-13 python-3.12 python-3.14
 
 # Every configuration of the built-in training program; CI trains a covering sample of them.
 all-knobs: install
@@ -141,7 +158,7 @@ all-knobs: install
 # What takes minutes each, for example trainings on the twin GPU node that are tuned as they run, and
 # what comes close to a test of CI: other moments of a fault, other wheels, the benchmarks' commands,
 # releases in the middle, and the search on another CPU.
-long: other-cpu middle
+long: other-cpu middle machines
 	$(PYTEST) -m long
 
 docs: install
