@@ -117,6 +117,13 @@ class RankGroup:
                     handle(key.fileobj)
         return self._pending.popleft()
 
+    def notice_exits(self) -> None:
+        """Take exits that the server has told already, with its reply to the start.
+
+        Its socket is not readable for them any more, so that nobody would hear of them.
+        """
+        self._exited(self._server)
+
     def second_training(self, limit_s: float) -> str:
         """Return nothing: the ranks are those that were started."""
         return ""

@@ -267,14 +267,18 @@ class RankServer:
             {"op": "spawn", "ranks": [vars(spec) for spec in specs]}, timeout_s=60
         )
         first = int(specs[0].env["RANK"])  # other nodes hold the ranks before it
-        return RankGroup(self, reply["pids"], listener, first_rank=first)
+        group = RankGroup(self, reply["pids"], listener, first_rank=first)
+        group.notice_exits()
+        return group
 
     def spawn_command(self, spec: RankSpec, listener: socket.socket, ranks: int) -> CommandGroup:
         """Start a command as it stands, in a group of its own; `ranks` is 0 if unknown."""
         self.start()
         reply = self._request_reply({"op": "spawn", "ranks": [vars(spec)]}, timeout_s=60)
         (pid,) = reply["pids"]
-        return CommandGroup(self, pid, listener, environment=spec.env, ranks=ranks)
+        group = CommandGroup(self, pid, listener, environment=spec.env, ranks=ranks)
+        group.notice_exits()
+        return group
 
     def kill(self) -> None:
         """SIGKILL the ranks and all that they started, in whatever group or session it is.
