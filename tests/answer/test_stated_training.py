@@ -347,8 +347,6 @@ def test_a_file_of_torchtitan() -> None:
 def test_what_torchtitan_converts_is_doubted_and_a_job_stays_a_job() -> None:
     text = TITAN.replace('name = "llama3"', 'name = "llama3"\nconverters = ["float8"]')
     assert "model.converters" in training_of_file(write(text, "titan.toml"), 8).doubts[0]
-    old = TITAN.replace("local_batch_size", "batch_size")
-    assert "training.batch_size" in training_of_file(write(old, "titan.toml"), 8).doubts[0]
     job = 'sequence_length = 8\nglobal_batch = 8\nsteps = 1\n[model]\nconfig = "tiny-opt"\n'
     assert not is_training_file(write(job, "job.toml"))
     assert is_training_file("titan.toml")
@@ -378,3 +376,103 @@ def test_checkpointing_of_fsdp_is_read() -> None:
     assert training_of_file(write(text), 8).knobs["activation_checkpointing"] == "full"
     none = training_of_file(write(text.replace("true\n", "false\n")), 8).knobs
     assert none["activation_checkpointing"] == "none"
+
+
+OLD_TITAN = """\
+[model]
+name = "llama3"
+flavor = "8B"
+tokenizer_path = "./llama"
+[optimizer]
+name = "AdamW"
+[training]
+batch_size = 2
+seq_len = 4096
+compile = true
+data_parallel_shard_degree = -1
+tensor_parallel_degree = 2
+[experimental]
+pipeline_parallel_degree = 1
+context_parallel_degree = 2
+[activation_checkpoint]
+mode = "full"
+"""
+
+
+def test_a_file_of_torchtitan_before_its_first_release() -> None:
+    assert is_training_file(write(OLD_TITAN, "old.toml"))
+    found = stated_plan("old.toml", "a100-8")
+    assert (found.training.micro_batch, found.job.sequence_length) == (2, 4096)
+    assert found.training.doubts == ()
+    launch = found.configuration.launch
+    assert (launch["tensor_parallel"], launch["sequence_parallel"]) == (2, 2)
+    assert (launch["data_parallel"], launch["activation_checkpointing"]) == (2, "full")
+
+
+@pytest.mark.parametrize("key", ["sequence_parallel_degree", "context_parallel_size"])
+def test_axolotls_sequence_parallelism_by_both_of_its_names(key: str) -> None:
+    found = stated_plan(write(f"{FULL}{key}: 4\n"), "a100-8")
+    assert found.training.doubts == ()
+    assert found.configuration.get("sequence_parallel") == 4
+    assert found.configuration.data_parallel == 2
+    assert stated_plan(write(f"{FULL}{key}: 1\n"), "a100-8").training.doubts == ()
+    words = [
+        "-m",
+        "axolotl.cli.train",
+        write(f"{FULL}{key}: 4\n"),
+        "--sequence-parallel-degree",
+        "2",
+    ]
+    assert training_of_command(words, 8, gpus=8).knobs["sequence_parallel"] == 2
+    with pytest.raises(InputError, match="divides the ranks by 3"):
+        stated_plan(write(f"{FULL}{key}: 3\n"), "a100-8")
+
+
+@pytest.mark.parametrize(
+    ("line", "doubtful"),
+    [
+        *((f"{key}: {value}", False) for key in ("sequence_parallel_degree", "tp_size")
+          for value in ("1", "'1'", "null", "0", "none", "'False'")),
+        *((f"quantize_moe_experts: {off}", False) for off in ("false", "no", "~", "''", "0")),
+        ("expert_parallel_size: 1", False),
+        ("peft: {use_dora: false, layers: []}", False),
+        ("peft: {use_dora: true}", True),
+        ("expert_parallel_size: 2", True),
+        ("use_galore: 1", True),  # a truth value that is written as a number
+        ("load_in_fp8: '1'", True),
+        ("offload_num_layers: 1", True),
+        ("dpo_beta: 1", True),
+        ("unfrozen_parameters: [false]", True),
+    ],
+)  # fmt: skip
+def test_only_what_turns_something_on_is_doubtful(line: str, doubtful: bool) -> None:
+    doubts = training_of_file(write(f"{FULL}{line}\n"), 8).doubts
+    assert bool(doubts) is doubtful
+
+
+@pytest.mark.parametrize(
+    ("zero", "expected"),
+    [
+        (True, (1, "none", "none")),
+        ({"stage": 2, "cpu_offload": True}, (2, "cpu", "none")),
+        ({"stage": 3, "cpu_offload": True, "cpu_offload_param": True}, (3, "cpu", "cpu")),
+        ({"stage": 3, "offload_param": {"device": "nvme"}}, (3, "none", "nvme")),
+        ({"stage": 3, "cpu_offload": False}, (3, "none", "none")),
+    ],
+)
+def test_deepspeeds_older_spellings(zero: object, expected: tuple[object, ...]) -> None:
+    Path("ds/z3.json").write_text(json.dumps({"zero_optimization": zero}))
+    knobs = training_of_file(write(FACTORY), 8).knobs
+    names = ("zero_stage", "optimizer_offload", "parameter_offload")
+    assert tuple(knobs[name] for name in names) == expected
+
+
+def test_names_of_transformers_and_trl_in_both_of_their_forms() -> None:
+    new = TRL.replace("torch_dtype", "dtype") + "use_liger_kernel: true\n"
+    old = TRL.replace("per_device", "per_gpu") + "use_liger: true\n"
+    read = [training_of_file(write(text), 8) for text in (new, old)]
+    assert read[0].program == read[1].program
+    assert read[0].program.pure_bf16
+    for each in read:
+        assert (each.micro_batch, each.doubts) == (16, ())
+        assert any("Liger" in sentence for sentence in each.assumed)

@@ -16,7 +16,6 @@ from tuner.search_spaces.knob_declarations import read_knobs
 from tuner.search_spaces.program import Program
 from tuner.workload.scripts.deepspeed_file import is_deepspeed_file, read_deepspeed
 from tuner.workload.scripts.frameworks.bound_driver import Bound, BoundDriver
-from tuner.workload.scripts.frameworks.settings import Settings
 from tuner.workload.scripts.script_facts import PLACEHOLDER, Launcher, ScriptFacts, names_taken
 
 
@@ -101,8 +100,7 @@ class ScriptTraining(TrainingJob):
         if self.driver is None:
             return None
         env = {**os.environ, **(self.launcher.env if self.launcher else {})}
-        command, given = self.driver.driver.command, self.driver.given
-        settings = Settings(command, self.words, Path(self.cwd), env, given)
+        settings = self.driver.settings(self.words, Path(self.cwd), env)
         return BoundDriver(
             self.driver, settings, self.devices, self.sequence_length, self.placeholders
         )

@@ -32,17 +32,27 @@ _FOLLOW = ("global_batch", "gradient_accumulation")
 
 @dataclass(frozen=True)
 class Bound:
-    """Driver of a command's framework in a version, and values `given` by a user's function."""
+    """Driver of a command's framework in a version, and values `given` by a user's function.
+
+    `gone` are the keys that the version lacks, and `former` the earlier names by which it takes
+    others.
+    """
 
     driver: Driver
     version: str = ""
     gone: tuple[str, ...] = ()
     given: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    former: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @property
     def title(self) -> str:
         """Name and version, for sentences."""
         return f"{self.driver.name} {self.version}".strip()
+
+    def settings(self, words: tuple[str, ...], cwd: Path, env: Mapping[str, str]) -> Settings:
+        """Return the keys of a command."""
+        names = self.driver.other_names
+        return Settings(self.driver.command, words, cwd, env, self.given, names, self.former)
 
     def to_json(self) -> str:
         """Convert to text that `from_json` reads."""
@@ -50,6 +60,8 @@ class Bound:
             **{"version": self.version, "gone": list(self.gone), "given": dict(self.given)},
             "driver": self.driver.table,
         }
+        if self.former:
+            data["former"] = dict(self.former)
         return json.dumps(data, sort_keys=True)
 
     @classmethod
@@ -58,7 +70,8 @@ class Bound:
         try:
             data = json.loads(text)
             driver = read_driver(data["driver"], "the study's framework")
-            return cls(driver, data["version"], tuple(data["gone"]), data["given"])
+            former = data.get("former", {})
+            return cls(driver, data["version"], tuple(data["gone"]), data["given"], former)
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise InputError(f"this is not the framework of a script: {error}") from error
 
@@ -284,7 +297,9 @@ class BoundDriver:
         wanted = {**{k: v for k, v in quiet.items() if self.settings.get(k) != v}, **changes}
         settings = replace(self.settings, words=words)
         env = dict(driver.quiet_env) if probe else {}
-        in_words = {key: value for key, value in wanted.items() if settings.names(key)}
+        in_words = {
+            key: value for key, value in wanted.items() if settings.in_command(settings.name(key))
+        }
         if driver.wrapper is None:
             words, more = settings.changed(wanted, folder)
         else:

@@ -36,8 +36,8 @@ def is_training_file(text: str) -> bool:
         data = parsed_file(path)
     except InputError:
         return False
-    if path.suffix == ".toml":  # a job's file divides no ranks
-        return isinstance(data, Mapping) and "parallelism" in data
+    if path.suffix == ".toml":
+        return isinstance(data, Mapping) and _recognised(data) is not None
     named = path.name == "config.json" or not isinstance(data, Mapping)
     return not named and bool(data) and "model_type" not in data
 
@@ -53,8 +53,8 @@ def training_of_file(text: str, devices: int) -> StatedTraining:
     driver = _driver_of(parsed_file(path), path)
     option = next((o for o in driver.command.file if o == "first"), driver.command.file[0])
     words = (str(path),) if option == "first" else (option, str(path))
-    settings = Settings(driver.command, words, Path.cwd(), os.environ)
-    return read_training(Bound(driver), settings, 0, devices)
+    bound = Bound(driver)
+    return read_training(bound, bound.settings(words, Path.cwd(), os.environ), 0, devices)
 
 
 def _driver_of(data: Any, path: Path) -> Driver:
@@ -70,14 +70,22 @@ def _driver_of(data: Any, path: Path) -> Driver:
             f"{path} is a configuration of Accelerate, which names no model; {_NEXT}, e.g. "
             f"tuner fit -- accelerate launch --config_file {path} train.py"
         )
-    for driver in shipped_drivers():
-        signs = driver.recognised
-        if signs.file and {*signs.file} <= {*data} and not {*signs.lacks} & {*data}:
-            return driver
+    if driver := _recognised(data):
+        return driver
     if path.suffix == ".json" and is_deepspeed_file(path):
         raise InputError(f"{path} is DeepSpeed's configuration, which names no model; {_NEXT}")
     formats = ", ".join(d.name for d in shipped_drivers() if d.recognised.file)
     raise InputError(f"{path} has the keys of no framework that is read ({formats}); {_NEXT}")
+
+
+def _recognised(data: Mapping[str, Any]) -> Driver | None:
+    """Return the driver by whose keys a file is recognised; None without."""
+    for driver in shipped_drivers():
+        signs = driver.recognised
+        given = all({*names.split("|")} & {*data} for names in signs.file)
+        if signs.file and given and not {*signs.lacks} & {*data}:
+            return driver
+    return None
 
 
 def training_of_command(
@@ -114,7 +122,7 @@ def training_of_command(
     if not ranks and (launcher is None or not launcher.words):
         ranks = 1
     env = {**assigned, **(launcher.env if launcher else {})}
-    settings = Settings(bound.driver.command, words, folder, {**os.environ, **env})
+    settings = bound.settings(tuple(words), folder, {**os.environ, **env})
     return read_training(bound, settings, gpus or ranks, devices)
 
 

@@ -33,6 +33,7 @@ from tuner.workload.scripts.frameworks.parts import (
     Command,
     Fact,
     FrameworkSigns,
+    Renamed,
     Route,
     Rule,
     Wrapper,
@@ -46,6 +47,7 @@ NAMES = (*ROUTED, "sequence_length", "world_size")
 PROGRAM = tuple(item.name for item in fields(Program) if item.default is False)
 _COMPARED = {">=": op.ge, "<=": op.le, "==": op.eq, "<": op.lt, ">": op.gt}
 _VERSION = re.compile(r"(>=|<=|==|<|>)\s*(\d+(?:\.\d+)*)")
+_RELEASE = re.compile(r"\d+(?:\.\d+)*")
 Made = TypeVar("Made")
 
 
@@ -136,6 +138,7 @@ class Driver:
         sizes: keys of a model's sizes, by their name in a config.json, if no key names a model.
         uncounted: sentences on keys whose effect is known and not counted, by key.
         harmless: keys that look like memory and take none.
+        renamed: keys that had other names in earlier releases.
         program: what the program does (`Program`), as True or the key that sets it.
         sources: files in which its keys are named, below the folder that it is imported from.
         quiet, quiet_env: settings and variables of a probe, which writes and evaluates nothing.
@@ -162,6 +165,7 @@ class Driver:
     sizes: Mapping[str, str] = field(hash=False)
     uncounted: Mapping[str, str] = field(hash=False)
     harmless: tuple[str, ...]
+    renamed: tuple[Renamed, ...]
     wrapper: Wrapper | None = None
 
     @property
@@ -172,17 +176,24 @@ class Driver:
         return tuple(dict.fromkeys([*routed, *declared, *self.quiet]))
 
     @property
+    def other_names(self) -> dict[str, tuple[str, ...]]:
+        """Earlier names of keys, by key."""
+        return {row.key: row.was for row in self.renamed}
+
+    @property
     def read_keys(self) -> tuple[str, ...]:
         """Every key that is read and never written, each once."""
         facts = [key for fact in self.facts.values() for key in fact.keys]
         cases = [k for fact in self.facts.values() for case in fact.cases for k in case.when]
-        return tuple(dict.fromkeys([*facts, *cases, *self.sizes.values(), *self.uncounted]))
+        named = [*facts, *cases, *self.sizes.values(), *self.uncounted]
+        earlier = [name for names in self.other_names.values() for name in names]
+        return tuple(dict.fromkeys([*named, *earlier]))
 
 
 _TOP = (
     *("framework", "what", "package", "versions", "recognise", "command", "knobs", "declared"),
     *("world", "facts", "program", "rules", "probe", "keys", "wrapper", "sizes"),
-    *("uncounted", "harmless"),
+    *("uncounted", "harmless", "renamed"),
 )
 _WITH = ("imports", "mentions", "options", "file", "lacks")
 _RULE = ("why", "require", "divide", "of", "default")
@@ -235,6 +246,7 @@ def read_driver(data: Any, where: str) -> Driver:
         sizes={key: sizes.text(key) for key in sizes.data},
         uncounted={key: uncounted.text(key) for key in uncounted.data},
         harmless=table.texts("harmless"),
+        renamed=_renamed(table.parts("renamed", "key", "was", "since")),
         program=_program(program),
         partition=program.choice("partition", PARTITIONS),
         rules=tuple(_rule(item) for item in table.parts("rules", *_RULE)),
@@ -243,6 +255,20 @@ def read_driver(data: Any, where: str) -> Driver:
         sources=table.texts("keys"),
         wrapper=wrapper.made(Wrapper) if wrapper.data else None,
     )
+
+
+def _renamed(tables: list[Table]) -> tuple[Renamed, ...]:
+    rows = tuple(table.made(Renamed) for table in tables)
+    names = [name for row in rows for name in (row.key, *row.was)]
+    for row, table in zip(rows, tables, strict=True):
+        if not row.was:
+            raise InputError(f"was in {table.where} must name what {row.key} was called")
+        if row.since and not _RELEASE.fullmatch(row.since):
+            raise InputError(f"since in {table.where} must be like '0.12', not {row.since!r}")
+        for name in (row.key, *row.was):
+            if names.count(name) > 1:
+                raise InputError(f"{name} stands twice in {table.where}; a key has one row")
+    return rows
 
 
 def _fact(name: str, table: Table) -> Fact:

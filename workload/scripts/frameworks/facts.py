@@ -23,10 +23,14 @@ UNFILLED = re.compile(r"\$\{|\$\w|\{\{")
 #: Names of keys that change what memory holds. One that is given and not read is doubted.
 _MEMORY = re.compile(
     r"quant|[48]_?bit|liger|offload|fsdp|deepspeed|optim|pack|lora|dora|peft|adapter|galore|apollo"
-    r"|badam|adam_mini|freez|frozen|^beta$|max_prompt|max_completion|fp8|expert|parallel|checkpointing|cross_entropy|chunk|(?<!re)vision"
+    r"|badam|adam_mini|mm_proj_only|enable_float8|freez|frozen|^beta$|max_prompt|max_completion|fp8|expert|parallel|checkpointing|cross_entropy|chunk|(?<!re)vision"
     r"|image|video|audio|tower|^rl$|dpo|kto|grpo|orpo|reward|ref_model|vllm|compile|unsloth|qat"
     r"|kernel|mixture_of|relora|llama_pro|^stage$|process_index|shard|converters|batch_size|training\.dtype|_cp_|cp_size|tp_size"
 )
+#: Names of degrees, for which 1 is neutral.
+_DEGREE = re.compile(r"parallel|degree|replica|(?:shard|tp|pp|cp|dp|ep|sp|partition)_(?:size|dim)$")
+#: Texts that turn something off, in small letters.
+_OFF = ("", "none", "no", "null", "false", "off", "0", "disabled")
 #: Keys that look so and are of a launcher, a writer or an evaluation.
 _OTHER = re.compile(r"eval|save|hub|wandb|report|push|dataset|logging|^fsdp_config|^deepspeed$")
 
@@ -101,8 +105,8 @@ class Facts:
             return found
         for key in dict.fromkeys(key for case in self._fact(fact).cases for key in case.when):
             value = self.get(key)
-            if not key.startswith("env:") and value not in (None, False, "", "none", "no"):
-                self.doubt(key, value)
+            if not key.startswith("env:") and not is_neutral(key, value):
+                self.doubt(self.settings.name(key), value)
         return ""
 
     def holding(self, fact: str) -> str:
@@ -122,21 +126,22 @@ class Facts:
 
     def _first(self, fact: str) -> tuple[str, Any]:
         keys = self._fact(fact).keys
-        return next(((k, v) for k in keys if (v := self.get(k)) is not None), ("", None))
+        found = ((self.settings.name(k), v) for k in keys if (v := self.get(k)) is not None)
+        return next(found, ("", None))
 
     # ---- what else is given
 
     def name_the_rest(self) -> None:
         """Note each key that changes what memory holds and that no fact or knob reads."""
         for key, note in self.driver.uncounted.items():
-            if self.get(key) not in (None, False, "false"):
+            if not is_neutral(key, self.get(key)):
                 self.assumed.append(note)
         read = {*self.driver.keys, *self.driver.read_keys, *self.driver.harmless}
         spelt = {key.replace("-", "_") for key in read}
         for key, value in self._every():
             if key in read or key in spelt or _OTHER.search(key) or not _MEMORY.search(key):
                 continue
-            if value in (None, False, "", 0, "none", "false") or value == [] or value == {}:
+            if is_neutral(key, value):
                 continue
             self.doubt(key, value)
         if (file := self.settings.file) and file[1].suffix != ".toml":
@@ -161,6 +166,17 @@ class Facts:
                 key = name[2:].replace("-", "_") if "." not in name else name[2:]
                 if key not in data:
                     yield key, self.settings.get(key)
+
+
+def is_neutral(key: str, value: Any) -> bool:
+    """Return True if a value turns nothing on: not given, off, empty, zero, or a degree of 1."""
+    if isinstance(value, Mapping):
+        return all(is_neutral(str(name), part) for name, part in value.items())
+    if isinstance(value, str):
+        return value.lower() in _OFF or (value == "1" and bool(_DEGREE.search(key)))
+    if type(value) is int and value == 1:
+        return bool(_DEGREE.search(key))
+    return not value
 
 
 def _flat(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import importlib.metadata
 import re
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from functools import lru_cache
 from itertools import islice
@@ -38,6 +38,7 @@ class KeyCheck:
     version: str = ""
     found: tuple[str, ...] = ()
     gone: tuple[str, ...] = ()
+    former: Mapping[str, str] = field(default_factory=dict, hash=False)
     files: tuple[Path, ...] = ()
 
 
@@ -58,13 +59,26 @@ def check_keys(driver: Driver, path: Sequence[Path]) -> KeyCheck:
     folders = [str(folder) for folder in path]
     installed = importlib.metadata.distributions(name=driver.package, path=folders)
     version = next((found.version for found in installed), "") if driver.package else ""
-    if not files:
-        return KeyCheck(version)
     words = frozenset[str]().union(*map(_words, files))
-    found = tuple(key for key in driver.keys if _stands(key, words))
+    former = _former(driver, version, words)
+    if not files:
+        return KeyCheck(version, former=former)
+    found = tuple(key for key in driver.keys if key in former or _stands(key, words))
     # What a file that is not installed may declare is not gone.
     gone = tuple(key for key in driver.keys if key not in found) if all(named) else ()
-    return KeyCheck(version, found, gone, tuple(files))
+    return KeyCheck(version, found, gone, former, tuple(files))
+
+
+def _former(driver: Driver, version: str, words: frozenset[str]) -> dict[str, str]:
+    """Return the earlier names by which a release takes keys: by its number, or its sources."""
+    former = {}
+    for row in driver.renamed:
+        standing = (name for name in row.was if _stands(name, words))
+        if version and row.since and check_version(f"<{row.since}", version):
+            former[row.key] = next(standing, row.was[0])
+        elif words and not _stands(row.key, words) and (name := next(standing, "")):
+            former[row.key] = name
+    return former
 
 
 def best_fit(drivers: Sequence[Driver], path: Sequence[Path]) -> tuple[Driver, KeyCheck]:
@@ -141,7 +155,7 @@ def recognised(
         key_names = [key for key in driver.program.values() if isinstance(key, str)]
         keys = [*driver.keys, *driver.read_keys, *key_names]
         held = read_function(driver.wrapper, words, keys, path, cwd)
-    return Bound(driver, found.version, found.gone, held)
+    return Bound(driver, found.version, found.gone, held, found.former)
 
 
 def _matching(words: Sequence[str], cwd: Path, launcher: str) -> list[Driver]:

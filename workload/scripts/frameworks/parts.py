@@ -38,7 +38,8 @@ class FrameworkSigns:
     """Signs of a framework in a command; one of the first four is enough.
 
     Beside these the script must hold each of `mentions`, or one of "A|B", and the command one of
-    `options`. A file that is given alone has each key of `file` and none of `lacks`.
+    `options`. A file that is given alone has each key of `file`, or one of "A|B",
+    and none of `lacks`.
     """
 
     modules: tuple[str, ...] = ()
@@ -93,6 +94,18 @@ class Route:
         """Every key that it may set, each once."""
         named = [key for settings in self.levels.values() for key in settings]
         return tuple(dict.fromkeys([self.key] * bool(self.key) + named))
+
+
+@dataclass(frozen=True)
+class Renamed:
+    """Key that had other names, the latest first; its own is of release `since` and later.
+
+    A key is read by each of its names, and written by the one that is given.
+    """
+
+    key: str
+    was: tuple[str, ...] = ()
+    since: str = ""
 
 
 @dataclass(frozen=True)

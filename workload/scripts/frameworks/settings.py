@@ -60,13 +60,21 @@ _LIMIT_S = 180.0
 
 @dataclass(frozen=True)
 class Settings:
-    """Keys as a command gives them."""
+    """Keys as a command gives them.
+
+    Attributes:
+        given: values by a user's function, where neither the command nor a file gives a key.
+        other_names: earlier names of keys, by key.
+        former: the name by which the installed release takes a key, where it is an earlier one.
+    """
 
     command: Command
     words: tuple[str, ...]
     cwd: Path
     env: Mapping[str, str]
     given: Mapping[str, Any] = field(default_factory=dict)
+    other_names: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    former: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def file(self) -> tuple[int, Path] | None:
@@ -90,20 +98,38 @@ class Settings:
 
     def get(self, key: str) -> Any:
         """Return the value of a key, or None; InputError if the file cannot be read."""
-        kind, _, name = key.rpartition(":")
+        name = self.name(key)
+        kind, _, variable = name.rpartition(":")
         if kind == "env":
-            value = self.env.get(name)
+            value = self.env.get(variable)
             return None if value is None else _native(value)
-        at = self._at(key)
+        at = self._at(name)
         if at is not None:
             return self._word(at)[1]
+        value = self._in_file(name)
+        return self.given.get(key) if value is None else value
+
+    def name(self, key: str) -> str:
+        """Return the name by which a key is given, or else the one that the release takes."""
+        names = (key, *self.other_names.get(key, ()))
+        if len(names) > 1:
+            for name in names:
+                if self.in_command(name):
+                    return name
+            for name in names:
+                if self._in_file(name) is not None:
+                    return name
+        return self.former.get(key, key)
+
+    def _in_file(self, name: str) -> Any:
+        """Return the value of a name in the file, or None."""
+        if self.command.python:
+            return self._assigned.get(name)
         file = self.file
         data: Any = parsed_file(file[1]) if file else None
-        if self.command.python:
-            return self._assigned.get(key)
-        for part in key.split("."):
+        for part in name.split("."):
             if not isinstance(data, Mapping) or part not in data:
-                return self.given.get(key)
+                return None
             data = data[part]
         return data
 
@@ -125,9 +151,9 @@ class Settings:
                         values[node.targets[0].id] = value
         return values
 
-    def names(self, key: str) -> bool:
-        """Return True if the command itself gives a key."""
-        return self._at(key) is not None
+    def in_command(self, name: str) -> bool:
+        """Return True if the command itself gives a key by this name."""
+        return self._at(name) is not None
 
     def _option(self, key: str, *, no: bool = False) -> str:
         tables, dot, last = key.rpartition(".")
@@ -165,7 +191,8 @@ class Settings:
         """
         words, env, in_file = list(self.words), {}, {}
         file = self.file
-        for key, value in changes.items():
+        for changed, value in changes.items():
+            key = self.name(changed)
             kind, _, name = key.rpartition(":")
             if kind == "env":
                 env[name] = "" if value == UNSET else str(value).lower()

@@ -12,7 +12,7 @@ from tuner.search_spaces.knobs import Value
 from tuner.workload.scripts.deepspeed_file import read_deepspeed
 from tuner.workload.scripts.frameworks.facts import Facts
 from tuner.workload.scripts.key_files import shown
-from tuner.workload.scripts.script_facts import OFFLOADS
+from tuner.workload.scripts.script_facts import OFFLOADS, ScriptFacts
 
 _STRATEGIES = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2")
 
@@ -75,13 +75,12 @@ def _deepspeed(named: Any, facts: Facts, source: str) -> tuple[Mapping[str, Any]
 
 
 def _of_deepspeed(data: Mapping[str, Any], name: str) -> Sharding:
-    zero = data.get("zero_optimization") or {}
-    zero = {} if isinstance(zero, bool) else zero
-    stage = zero.get("stage", 0)
-    knobs: dict[str, Value] = {"zero_stage": int(stage)}
+    settings = ScriptFacts(config=data)
+    zero = settings.zero
+    knobs: dict[str, Value] = {"zero_stage": int(zero.get("stage", 0))}
     doubts = []
     for knob, section in OFFLOADS.items():
-        device = str((zero.get(section) or {}).get("device", "none"))
+        device = settings.device(section)
         if device not in ("none", "cpu", "nvme"):
             raise InputError(
                 f"{section}.device in {name} is {shown(device)}; cpu, nvme or none is read"

@@ -20,6 +20,7 @@ from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.rules import broken_rules
 from tuner.workload.scripts.command import Script
+from tuner.workload.scripts.frameworks.bound_driver import Bound
 from tuner.workload.scripts.frameworks.driver import (
     Driver,
     check_version,
@@ -28,7 +29,7 @@ from tuner.workload.scripts.frameworks.driver import (
     shipped_drivers,
 )
 from tuner.workload.scripts.frameworks.keys import check_keys
-from tuner.workload.scripts.frameworks.parts import Wrapper
+from tuner.workload.scripts.frameworks.parts import Renamed, Wrapper
 from tuner.workload.scripts.frameworks.settings import read_function
 from tuner.workload.scripts.script_job import ScriptJob
 
@@ -116,6 +117,15 @@ GOOD: dict[str, Any] = {
         (lambda d: d.update(probe={"env": {"PYTHONPATH": "x"}}), "would start code of its own"),
         (lambda d: d.update(declared={"c": {"key": "c"}}), "has no values"),
         (lambda d: d.update(facts={"modle": "m"}), "did you mean 'model'"),
+        (lambda d: d.update(renamed={"key": "a"}), "must be a list of tables"),
+        (lambda d: d.update(renamed=[{"was": ["b"]}]), "key in .*must be a text"),
+        (lambda d: d.update(renamed=[{"key": "a"}]), "must name what a was called"),
+        (lambda d: d.update(renamed=[{"key": "a", "was": "b", "since": ">=1"}]), "like '0.12'"),
+        (lambda d: d.update(renamed=[{"key": "a", "was": ["a"]}]), "a stands twice"),
+        (
+            lambda d: d.update(renamed=[{"key": "a", "was": "b"}, {"key": "b", "was": "a"}]),
+            "stands twice",
+        ),
         (lambda d: d.update(facts={"model": 5}), "must be a list of texts"),
         (lambda d: d.update(facts={"model": {"key": "m"}}), "unknown key 'key'"),
         (lambda d: d.update(facts={"lora_rank": {"default": "8"}}), "must be an integer"),
@@ -139,6 +149,80 @@ def test_a_wrong_driver_is_one_sentence(change: Callable[[Any], Any], sentence: 
     change(data)
     with pytest.raises(InputError, match=sentence):
         read_driver(data, "mine.toml")
+
+
+def nested(key: str, value: Any) -> dict[str, Any]:
+    """Tables in which a key with dots has a value."""
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return dict(value)
+
+
+ROWS = [(d, row, old) for d in shipped_drivers() for row in d.renamed for old in row.was]
+
+
+@pytest.mark.parametrize(
+    ("driver", "row", "old"), ROWS, ids=[f"{d.name}-{old}" for d, _, old in ROWS]
+)
+def test_a_key_is_read_by_its_earlier_name_and_written_as_it_stands(
+    driver: Driver, row: Renamed, old: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "run.json"
+    file.write_text(json.dumps(nested(old, 2)))
+    option = next((option for option in driver.command.file if option != "first"), None)
+    words = ("train", option, "run.json") if option else ("train", "run.json")
+    settings = Bound(driver).settings(words, tmp_path, {})
+    assert settings.get(row.key) == 2
+    changed, _ = settings.changed({row.key: 4}, tmp_path / "probe")
+    assert json.loads(Path(changed[-1]).read_text()) == nested(old, 4)
+    file.write_text(json.dumps(nested(row.key, 3) | {"other": 1}))
+    assert settings.get(row.key) == 3
+    in_command = Bound(driver).settings((*words, f"--{old}", "8"), tmp_path, {})
+    assert in_command.get(row.key) == 8 or "--" not in driver.command.option
+    file.write_text("{}")
+    changed, _ = settings.changed({row.key: 4}, tmp_path / "probe")
+    assert json.loads(Path(changed[-1]).read_text()) == nested(row.key, 4)
+    former = Bound(driver, former={row.key: old}).settings(words, tmp_path, {})
+    changed, _ = former.changed({row.key: 4}, tmp_path / "probe")
+    assert json.loads(Path(changed[-1]).read_text()) == nested(old, 4)
+    bound = Bound(driver, "0", (), {}, {row.key: old})
+    assert Bound.from_json(bound.to_json()) == bound
+    assert Bound.from_json(bound.to_json()).former == bound.former
+
+
+@pytest.mark.parametrize(
+    ("version", "source", "former"),
+    [
+        ("0.11.0", None, {"batch": "old_batch"}),
+        ("0.12", None, {}),
+        ("1.0", None, {}),
+        ("", None, {}),
+        ("", "old_batch = 1", {"batch": "old_batch"}),
+        ("", "older = 1", {"batch": "older"}),
+        ("", "batch = old_batch = 1", {}),
+        ("0.12", "old_batch = 1", {"batch": "old_batch"}),
+        ("0.11", "batch = older = 1", {"batch": "older"}),
+        ("", "nothing = 1", {}),
+    ],
+)
+def test_an_earlier_release_is_given_a_key_by_its_earlier_name(
+    version: str, source: str | None, former: dict[str, str], tmp_path: Path
+) -> None:
+    data = copy.deepcopy(GOOD)
+    data["renamed"] = [{"key": "batch", "was": ["old_batch", "older"], "since": "0.12"}]
+    data |= {"package": "mine-train", "keys": ["mine/config.py"]}
+    (tmp_path / "mine").mkdir()
+    if source is not None:
+        (tmp_path / "mine" / "config.py").write_text(f"tp = 1\n{source}\n")
+    if version:
+        info = tmp_path / f"mine_train-{version}.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(
+            f"Metadata-Version: 2.1\nName: mine-train\nVersion: {version}\n"
+        )
+    checked = check_keys(read_driver(data, "mine.toml"), [tmp_path])
+    assert checked.former == former
+    assert ("batch" in checked.gone) is (source == "nothing = 1")
 
 
 def test_what_a_launcher_states_counts_where_a_framework_states_nothing(tmp_path: Path) -> None:
