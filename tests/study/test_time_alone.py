@@ -70,6 +70,26 @@ def told(text):
     return re.sub(r"power: an envelope, not a measurement: a 250 W [^\"<]*", "", text)
 
 
+def test_a_meter_decides_which_figures_are_shown_and_kept() -> None:
+    """The figures of energy and power go, and neither knobs of power nor times."""
+    metered = replace(NONE, scope="gpu")
+    asked = {"live": {"power_limit_W": 300}}
+    data = {**asked, "energy_J": 5.0, "power_rse": 0.1, "window_s": 2.0, "of": [{"spent_kJ": 1.0}]}
+    assert NONE.known(data) == {
+        **asked,
+        "energy_J": None,
+        "power_rse": None,
+        "window_s": 2.0,
+        "of": [{"spent_kJ": None}],
+    }
+    assert metered.known(data) == data
+    assert (NONE.shown("5 J and "), metered.shown("5 J and ")) == ("", "5 J and ")
+    assert NONE.sentence == f"time alone ({NONE.source})"
+    assert metered.sentence == f"energy: gpu scope, metered ({NONE.source})"
+    # A twin without a source of energy has a mark, and no figure that bears it.
+    assert replace(NONE, twin=True).shown("5 J (twin)") == ""
+
+
 def test_the_fastest_is_found_and_is_the_front(study):
     result, _ = study
     fastest = min(result.points, key=lambda p: p.time_to_solution_s)

@@ -289,12 +289,10 @@ def _needs(point: Point, constraints: Constraints, units: Units) -> str:
         price = f", and costs {number(cost_of(point, constraints))} at the prices given"
     elif constraints.goal == "carbon":
         price = f", and emits {number(carbon_g(point, constraints))} g of CO2"
-    if not point.meter.has_energy:
-        return f"{point.configuration.short} needs {units.time_text(point.time_to_solution_s)}"
-    return (
-        f"{point.configuration.short} needs {units.energy_text(point.energy_to_solution_kJ)}{mark} "
-        f"and {units.time_text(point.time_to_solution_s)} at {number(point.power_W)} W{mark}{price}"
-    )
+    energy = point.meter.shown(f"{units.energy_text(point.energy_to_solution_kJ)}{mark} and ")
+    power = point.meter.shown(f" at {number(point.power_W)} W{mark}{price}")
+    time = units.time_text(point.time_to_solution_s)
+    return f"{point.configuration.short} needs {energy}{time}{power}"
 
 
 def ratios_to(today: Point, point: Point) -> tuple[float, float]:

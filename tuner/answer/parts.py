@@ -18,7 +18,6 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.knobs import Value
 from tuner.workload.records.basis import Basis
 from tuner.workload.records.probe import MeterInfo
-from tuner.workload.records.without_energy import known_figures
 
 
 def as_json(value: Any) -> Any:
@@ -119,10 +118,8 @@ class Point:
         meter, windows = self.meter, ""
         if self.source == "measured" and self.windows:
             windows = f", {self.windows} window{'s' * (self.windows != 1)}"
-        if not meter.has_energy:
-            return f"{self.source}{windows}, {meter.sentence}"
-        scope = f"{meter.scope} scope, energy {meter.label} ({meter.source})"
-        return f"{self.source}{windows}, {scope}"
+        scope = meter.shown(f"{meter.scope} scope, energy {meter.label} ({meter.source})")
+        return f"{self.source}{windows}, {scope or meter.sentence}"
 
     def to_json(self) -> dict[str, Any]:
         """Return the point as JSON values."""
@@ -134,7 +131,7 @@ class Point:
             "how_measured": self.how_measured,
         }
         del data["of_step"]  # it is said once, by the result's "steps": null
-        return known_figures(data, energy=self.meter.has_energy)
+        return self.meter.known(data)
 
 
 def with_probabilities(points: Sequence[Point], probabilities: Iterable[float]) -> list[Point]:
@@ -310,7 +307,7 @@ class AnotherChoice:
     def to_json(self) -> dict[str, Any]:
         """Return the choice as JSON values."""
         data = {name: as_json(value) for name, value in vars(self).items()}
-        return known_figures(data, energy=self.point.meter.has_energy)
+        return self.point.meter.known(data)
 
 
 class RelativeChange(NamedTuple):
@@ -375,7 +372,7 @@ class Explanation:
         """Return the explanation as JSON values."""
         knobs = [{**as_json(effect), "sentence": effect.sentence} for effect in self.knobs]
         data = {**{name: as_json(value) for name, value in vars(self).items()}, "knobs": knobs}
-        return known_figures(data, energy=self.point.meter.has_energy)
+        return self.point.meter.known(data)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ from typing import Any
 
 from tuner.formatting import percent
 from tuner.workload.records.probe import MeterInfo
-from tuner.workload.records.without_energy import known_figures
 
 #: A difference is called one at this level.
 LEVEL = 0.05
@@ -75,7 +74,7 @@ class Comparison:
             f"from  {self.a}",
             f"to    {self.b}",
             self.step_time.sentence,
-            energy if self.meter.has_energy else self.meter.sentence,
+            self.meter.shown(energy) or self.meter.sentence,
             *([self.basis] if self.basis else []),
         ]
 
@@ -86,4 +85,4 @@ class Comparison:
         }
         meter = dict(vars(self.meter))
         data = {"a": self.a, "b": self.b, **parts, "meter": meter, "basis": self.basis}
-        return known_figures(data, energy=self.meter.has_energy)
+        return self.meter.known(data)

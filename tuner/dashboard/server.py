@@ -168,10 +168,10 @@ def note(result: Answer) -> str:
         energy = f"{ENERGY.text(view, best)}{label(best.meter.mark)}"
         lines += [
             f"- configuration: `{configuration or 'default'}`",
-            *([f"- energy to solution: {energy}"] if view.has_energy else []),
+            *filter(None, [view.shown(f"- energy to solution: {energy}")]),
             f"- time to solution: {TIME.text(view, best)}",
             f"- search: {counted(result.spent.probes, 'probe')}, {result.spent.failed} failed"
-            + (f", {view.spent}{view.estimated}" if view.has_energy else ""),
+            + view.shown(f", {view.spent}{view.estimated}"),
             f"- {_literal(view.payback)}",
             f"- how it was chosen: {_literal(result.choice.sentence)}",
         ]

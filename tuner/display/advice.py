@@ -102,8 +102,8 @@ def _shown_figures(
 ) -> list[tuple[Difference, str]]:
     """Return the differences that a point's meter supports, each with its word."""
     energy, time = energy_and_time
-    shown_figures = [(energy, f"energy{label(point.meter.mark)}")] if point.meter.has_energy else []
-    return [*shown_figures, (time, "time")]
+    words = ((energy, point.meter.shown(f"energy{label(point.meter.mark)}")), (time, "time"))
+    return [(difference, word) for difference, word in words if word]
 
 
 def _keep(result: Answer, advice: Recommendation) -> str:

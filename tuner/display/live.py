@@ -143,6 +143,7 @@ class LiveView:
         most = "" if most_kJ is None else f" of {units.energy_text(most_kJ)}"
         probes = f"{last.probes}" + (f" of {last.max_probes}" if last.max_probes else "")
         energy = f"{units.energy_text(last.spent_kJ)}{most}{estimated}"
+        energy = last.meter.shown(energy) if last.meter else energy
         whole = "" if last.search_s is None else f" of {duration(last.search_s)}"
         passed = f"{duration(self._clock() - self._began_s)}{whole}"
         for name, used, limit, phrase in (
@@ -150,7 +151,7 @@ class LiveView:
             ("energy", last.spent_kJ, most_kJ, energy),
             ("time", last.elapsed_s, last.search_s, passed),
         ):
-            if name == "energy" and last.meter and not last.meter.has_energy:
+            if not phrase:
                 continue
             bar = ProgressBar(total=limit, completed=used, width=30) if limit else ""
             grid.add_row(name, bar, phrase)

@@ -19,7 +19,6 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.study.callbacks import Progress
 from tuner.workload.records.probe import ProbeRecord, ProbeRequest
-from tuner.workload.records.without_energy import of_energy
 
 #: Logger that gets the lines of a search.
 LOGGER = "tuner.search"
@@ -128,11 +127,9 @@ class EventLines:
         lines = []
         for m in record.measurements:
             live = f" at {m.live.short}" if m.live else ""
-            energy = ""
-            if record.meter.has_energy:
-                energy = (
-                    f", {number(m.power_W)} W, {number(m.energy_per_step_J)} J a step{estimated}"
-                )
+            energy = record.meter.shown(
+                f", {number(m.power_W)} W, {number(m.energy_per_step_J)} J a step{estimated}"
+            )
             lines.append(
                 f"{record.request.probe_id} {record.meter.basis}{live} "
                 f"{number(m.step_time_s)} s a step{energy}"
@@ -146,7 +143,7 @@ class EventLines:
         count = f" of at most {event.max_probes}" if event.max_probes is not None else ""
         spent = f", {units.energy_text(event.spent_kJ)} spent{budget}{estimated}"
         lines.append(
-            f"  {counted(event.probes, 'probe')}{count}{spent * record.meter.has_energy}; "
+            f"  {counted(event.probes, 'probe')}{count}{record.meter.shown(spent)}; "
             f"this one {number(record.wall_s)} s, its launch {number(record.launch_s)} s"
         )
         from tuner.display.text import brief_front_lines  # imports SciPy: once there are figures
@@ -175,11 +172,10 @@ def _measured(record: ProbeRecord) -> list[str]:
             f"{len(lives)} settings",
         ]
     steps = f"{_span([m.step_time_s for m in windows])} s/step"
-    if not record.meter.has_energy:
-        return [*lives, steps]
     unit_kJ = Units.for_values([m.energy_per_step_J / 1000 for m in windows], [])
     joules = [m.energy_per_step_J / 1000 / unit_kJ.kJ for m in windows]
-    return [*lives, steps, f"{_span(joules)} {unit_kJ.energy}/step"]
+    energy = record.meter.shown(f"{_span(joules)} {unit_kJ.energy}/step")
+    return [*lives, steps, *filter(None, [energy])]
 
 
 def _span(values: list[float]) -> str:
@@ -206,9 +202,7 @@ def metrics_of(event: Progress) -> dict[str, float]:
         metrics["energy_per_step_J"] = min(m.energy_per_step_J for m in record.measurements)
         metrics["step_time_s"] = min(m.step_time_s for m in record.measurements)
         metrics["power_W"] = max(m.power_W for m in record.measurements)
-    if record.meter.has_energy:
-        return metrics
-    return {name: value for name, value in metrics.items() if not of_energy(name)}
+    return {name: value for name, value in record.meter.known(metrics).items() if value is not None}
 
 
 def track(tracker: Any, *, prefix: str = "joulefront/") -> Callable[[Progress], None]:

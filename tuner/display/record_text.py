@@ -13,7 +13,9 @@ def record_lines(record: ProbeRecord) -> list[str]:
     """Return a probe's record as text: its request, measurements and cost."""
     estimated = label(record.meter.mark)
     lines = [f"probe {record.request.launch.short}"]
-    energy_text = record.meter.has_energy
+    charged = record.meter.shown(
+        f"meter {record.meter.name}: {record.meter.scope} scope, {record.meter.source}{estimated}"
+    )
     for m in record.measurements:
         error = m.step_time_rse
         lines += [
@@ -21,7 +23,7 @@ def record_lines(record: ProbeRecord) -> list[str]:
             f"  step time       {number(m.step_time_s)} s"
             + (f" +- {percent(error)}" if math.isfinite(error) else ""),
         ]
-        if energy_text:
+        if charged:
             lines.append(f"  power           {number(m.power_W)} W{estimated}")
             lines.append(f"  energy a step   {number(m.energy_per_step_J)} J{estimated}")
         lines.append(f"  window          {m.steps} steps in {number(m.window_s)} s")
@@ -35,13 +37,9 @@ def record_lines(record: ProbeRecord) -> list[str]:
     compilation = ""
     if record.compilation_s:
         compilation = f" (compilation {number(record.compilation_s)} s of it)"
-    meter, cost = record.meter.sentence, ""
-    if energy_text:
-        meter = f"meter {record.meter.name}: {record.meter.scope} scope, {record.meter.source}"
-        meter += estimated
-        cost = f"{number(record.energy_J)} J{estimated} and "
+    cost = record.meter.shown(f"{number(record.energy_J)} J{estimated} and ")
     lines += [
-        meter,
+        charged or record.meter.sentence,
         f"cost {cost}{number(record.wall_s)} s, of which the launch {number(record.launch_s)} s"
         f"{compilation}",
     ]

@@ -76,7 +76,7 @@ def brief_front_lines(points: Sequence[Point], names: Sequence[str]) -> list[str
     units = Units.of(points)
     estimated = label(common_mark(point.meter for point in points))
     rows = [[*figure_texts(point, units), short(point.configuration, names)] for point in points]
-    if not all(point.meter.has_energy for point in points):
+    if not all(energy for _, energy, _, _ in rows):
         return right_aligned([["time", ""], *([time, names] for time, _, _, names in rows)])
     return right_aligned([["time", f"energy{estimated}", "power", ""], *rows])
 
@@ -143,7 +143,7 @@ def summary_lines(result: Answer) -> list[str]:
         f"{view.words.found} configurations, "
         + (f"{result.length:,} x " if result.length else "of one ")
         + str(result.about.get("unit_of_work", "step"))
-        + (f"; energy {view.mark}" if view.mark and view.has_energy else "")
+        + (view.shown(f"; energy {view.mark}") if view.mark else "")
     )
     lines += front_lines(view, result.front_points, names)
     if result.predicted:
@@ -208,7 +208,7 @@ def choice_lines(chosen: AnotherChoice) -> list[str]:
     if chosen.energy is not None and chosen.time is not None:
         energy = change(1 + chosen.energy.relative, 1, "less energy", "more energy")
         time = change(1 + chosen.time.relative, 1, "less time", "more time")
-        found = f"{energy}{estimated} and {time}" if point.meter.has_energy else time
+        found = point.meter.shown(f"{energy}{estimated} and ") + time
         if max(abs(chosen.energy.relative), abs(chosen.time.relative)) < WORTH:
             found = f"no difference worth a change ({found})"
         lines.append(f"Against today: {found}.")

@@ -36,12 +36,10 @@ _DEGREES = ("tensor_parallel", "pipeline_parallel", "expert_parallel")
 
 def figure_texts(point: Point, units: Units) -> tuple[str, str, str]:
     """Return a point's time, energy and power with their units; "" for unknown ones."""
-    if not point.meter.has_energy:
-        return units.time_text(point.time_to_solution_s), "", ""
     return (
         units.time_text(point.time_to_solution_s),
-        units.energy_text(point.energy_to_solution_kJ),
-        f"{number(point.power_W)} W",
+        point.meter.shown(units.energy_text(point.energy_to_solution_kJ)),
+        point.meter.shown(f"{number(point.power_W)} W"),
     )
 
 
@@ -91,6 +89,10 @@ class View:
         """False for a study of time alone."""
         return self.result.has_energy
 
+    def shown(self, energy: str) -> str:
+        """Return a text about energy or power, or "" for a study of time alone."""
+        return energy if self.has_energy else ""
+
     @property
     def estimated(self) -> str:
         """The mark to follow an energy, " (estimated)", or ""."""
@@ -128,7 +130,7 @@ class View:
             return "", ""
         energy, time = (1 + each.relative for each in found)
         return (
-            change(energy, 1, "less energy", "more energy") if self.has_energy else "",
+            self.shown(change(energy, 1, "less energy", "more energy")),
             change(time, 1, "less time", "more time"),
         )
 
@@ -150,7 +152,7 @@ class View:
         """Sentence on the surrogates' errors; "" if there were too few measurements."""
         if (loo := self.result.leave_one_out) is None:
             return ""
-        power = f" and {percent(loo.power_error)} of power" if self.has_energy else ""
+        power = self.shown(f" and {percent(loo.power_error)} of power")
         return (
             f"Surrogates, leave-one-out: median error {percent(loo.time_error)} of step time"
             f"{power}."
@@ -216,7 +218,7 @@ class View:
             text = f"A real search like this would take about {duration(spent.time_s)} and "
             text += f"{self.spent} of the cluster, in {counted(spent.probes, 'probe')}."
             return f"{text} {self.payback}".rstrip()
-        energy = f"{self.spent}{self.estimated} and " if self.has_energy else ""
+        energy = self.shown(f"{self.spent}{self.estimated} and ")
         probes = counted(spent.probes, "probe")
         text = f"Spent: {energy}{duration(spent.time_s)} in {probes}"
         if self.failed_in_passing:

@@ -26,7 +26,6 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.storage import storage_trouble
 from tuner.workload.records.probe import Failure, Measurement, ProbeRecord
-from tuner.workload.records.without_energy import of_energy
 
 #: The objectives, in their order; both are minimised. Of time alone there is the second.
 METRICS = ("energy_to_solution_kJ", "time_to_solution_s")
@@ -175,8 +174,7 @@ def _measured_attrs(record: ProbeRecord, measurement: Measurement) -> dict[str, 
         **record.meter.marks,
         **{f"delivered_{name}": value for name, value in measurement.delivered.items()},
     }
-    if not record.meter.has_energy:
-        attrs = {name: value for name, value in attrs.items() if not of_energy(name)}
+    attrs = record.meter.known(attrs)
     if measurement.flags:
         attrs["flags"] = "; ".join(measurement.flags)
     return {

@@ -180,10 +180,9 @@ class Session:
                 loop.note(sentence)
             if problem.basis is Basis.MEASURED and not records and problem.job and problem.cluster:
                 expected = forecast(problem, spec.settings)
-                reported_choice = executor.meter.has_energy
-                loop.note(
-                    (expected if reported_choice else replace(expected, energy_kJ=None)).sentence
-                )
+                if not executor.meter.has_energy:
+                    expected = replace(expected, energy_kJ=None)
+                loop.note(expected.sentence)
             for sentence in problem.notes:
                 loop.note(sentence, detail=problem.recording is None)
             yield loop

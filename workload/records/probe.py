@@ -187,9 +187,19 @@ class MeterInfo:
     @property
     def sentence(self) -> str:
         """Description such as "energy: node scope, estimated (utilisation x envelope)"."""
-        if not self.has_energy:
-            return f"time alone ({self.source})"
-        return f"energy: {self.scope} scope, {self.label} ({self.source})"
+        energy = self.shown(f"energy: {self.scope} scope, {self.label} ({self.source})")
+        return energy or f"time alone ({self.source})"
+
+    def shown(self, energy: str) -> str:
+        """Return a text about energy or power, or "" where this meter has no such figure.
+
+        With `known`, this decides which figures are left out of what is shown and written.
+        """
+        return energy if self.has_energy else ""
+
+    def known(self, data: dict[str, Any]) -> dict[str, Any]:
+        """Return JSON values, with figures of energy and power null where there are none."""
+        return known_figures(data, energy=self.has_energy)
 
     @property
     def basis(self) -> Basis:
@@ -391,7 +401,7 @@ class ProbeRecord:
     def to_json(self) -> dict[str, Any]:
         """Convert to JSON, with the schema's version."""
         data = {"schema": SCHEMA_VERSION, **dump_fields(self)}
-        return known_figures(data, energy=self.meter.has_energy)
+        return self.meter.known(data)
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> ProbeRecord:

@@ -141,7 +141,7 @@ def _given_limits(view: View) -> dict[str, Any]:
     }
     scopes = sorted(
         {
-            (f"{p.meter.name}: {p.meter.scope} scope, " if view.has_energy else "time alone: ")
+            (view.shown(f"{p.meter.name}: {p.meter.scope} scope, ") or "time alone: ")
             + p.meter.source
             + label(p.meter.mark)
             + (f"; charged: {p.meter.host}" if p.meter.host else "")
@@ -155,7 +155,7 @@ def _given_limits(view: View) -> dict[str, Any]:
         f"{view.unit_of_work}s to the solution": f"{result.length:,}"
         if result.length
         else "unknown",
-        ("energy from" if view.has_energy else "metered"): scopes or ["nothing was measured"],
+        (view.shown("energy from") or "metered"): scopes or ["nothing was measured"],
         **{name: _unpacked(value) for name, value in rest.items()},
     }
 
