@@ -16,7 +16,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from . import frames, state
+from . import state, steps
 from .link import Link
 from .loopback import LAUNCHER, keep_agents_store
 from .program import prepare, prepare_torch
@@ -100,7 +100,7 @@ def attach(path: str) -> None:
     if address := spec.get("address"):
         state.attachment, state.probed = Attachment(address), True
         folder = os.path.dirname(address)
-        frames.ImportHook((LAUNCHER,), lambda _, launcher: keep_agents_store(launcher, folder))
+        steps.ImportHook((LAUNCHER,), lambda _, launcher: keep_agents_store(launcher, folder))
     prepare(spec.get("options") or {})
     words = (spec.get("options") or {}).get("words")
     changed = words is not None and _change_words(words["typed"], words["set"])
@@ -108,7 +108,7 @@ def attach(path: str) -> None:
         _confirm(spec)
     confirm = spec if words is None else {}
     _report_lack_of_torch(str(spec.get("python") or ""))
-    frames.ImportHook(("torch",), lambda _, torch: _torch_imported(torch, confirm))
+    steps.ImportHook(("torch",), lambda _, torch: _torch_imported(torch, confirm))
 
 
 def _confirm(spec: Mapping[str, Any]) -> None:

@@ -8,11 +8,11 @@ skips is one too. Once `GROUPS` groups are over, torch is as it was before.
 import math
 import weakref
 import zlib
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from . import state, updates
+from .steps import LoaderWatch, around
 
 #: Optimizer steps that are watched. The first one of a program may be special: loops that step at
 #: micro-batch 0, warm-ups, wrappers that fetch one batch ahead.
@@ -22,7 +22,9 @@ _DIGEST = 64
 
 
 class StepCounts:
-    """Counter of the first optimizer steps.
+    """Watcher of the first optimizer steps.
+
+    `follows` says of an optimizer whether its steps are counted.
 
     Attributes:
         groups: of each step: `drawn` (one [loader, samples or None, last of its epoch] a batch),
@@ -33,14 +35,16 @@ class StepCounts:
         samples: the number of samples in each dataset that was drawn from, None if unknown.
     """
 
-    def __init__(self, torch: Any, *, inspects: bool = False) -> None:
+    def __init__(
+        self, torch: Any, follows: Callable[[Any], bool], *, inspects: bool = False
+    ) -> None:
         self.samples: list[int | None] = []
+        self._follows = follows
         self._inspects = inspects
         self._norms: weakref.WeakSet[Any] = weakref.WeakSet()
         self.groups: list[dict[str, Any]] = []
         self.first_batch: int | None = None
         self.current = _group()
-        self._optimizer: int | None = None
         self._numbers: dict[int, int] = {}
         self._depth = self._scaling = 0
         self._grad = torch.is_grad_enabled
@@ -64,13 +68,9 @@ class StepCounts:
         if shape and not self._depth:  # within a backward pass it is a recomputation
             self.current["shapes"].append(shape)
 
-    def attempt(self, optimizer: int, *, skipped_too: bool = False) -> None:
-        """End a group: an optimizer has stepped, or a gradient scaler has skipped its step."""
+    def attempt(self, *, skipped_too: bool = False) -> None:
+        """End a group: a step was counted, or a gradient scaler has skipped it."""
         if self.over or (self._scaling and not skipped_too):
-            return
-        if self._optimizer is None:
-            self._optimizer = optimizer
-        if self._optimizer != optimizer:
             return
         if (loss := self.current.get("loss")) is not None:
             loss = float(loss)
@@ -88,38 +88,18 @@ class StepCounts:
 
     def _around(self, owner: Any, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         self._plain.append((owner, name, getattr(owner, name)))
-        return state.around(owner, name)
+        return around(owner, name)
 
     def _watch_loaders(self, torch: Any) -> None:
         from torch.utils.data import dataloader
 
-        kind = dataloader._BaseDataLoaderIter
-
-        @self._around(kind, "_next_index")
-        def next_index(plain: Any, iterator: Any) -> Any:
-            index = plain(iterator)
-            # With workers, indices are handed out ahead of their batches, in the same order.
-            iterator.__dict__.setdefault("_joulefront_drawn", deque()).append(index)
-            return index
-
-        @self._around(kind, "_reset")
-        def reset(plain: Any, iterator: Any, *args: Any, **kwargs: Any) -> Any:
-            iterator.__dict__["_joulefront_drawn"] = deque()
-            iterator.__dict__.pop("_joulefront_last", None)
-            return plain(iterator, *args, **kwargs)
-
-        @self._around(kind, "__next__")
-        def next_batch(plain: Any, iterator: Any) -> Any:
-            try:
-                batch = plain(iterator)
-            except StopIteration:
-                if (entry := iterator.__dict__.pop("_joulefront_last", None)) is not None:
-                    entry[2] = True
-                raise
-            drawn = iterator.__dict__.get("_joulefront_drawn")
-            self._fetched(iterator, drawn.popleft() if drawn else None, batch)
-            return batch
-
+        LoaderWatch(
+            dataloader._BaseDataLoaderIter,
+            self._around,
+            fetched=self._fetched,
+            ended=_note_end,
+            began=lambda iterator: iterator.__dict__.pop("_joulefront_last", None),
+        )
         if not self._inspects:
             return
 
@@ -168,7 +148,8 @@ class StepCounts:
                 return plain(scaler, optimizer, *args, **kwargs)
             finally:
                 self._scaling -= 1
-                self.attempt(id(optimizer), skipped_too=True)
+                if self._follows(optimizer):
+                    self.attempt(skipped_too=True)
 
     def _add_loss(self, roots: Any) -> None:
         # Add what a pass goes back from; the device is waited for once a step (`attempt`).
@@ -176,6 +157,11 @@ class StepCounts:
         number = getattr(root, "numel", lambda: 0)() == 1
         loss, added = self.current.get("loss", 0.0), root.detach().float().sum() if number else None
         self.current["loss"] = None if loss is None or added is None else loss + added
+
+
+def _note_end(iterator: Any) -> None:
+    if (entry := iterator.__dict__.pop("_joulefront_last", None)) is not None:
+        entry[2] = True
 
 
 def _group() -> dict[str, Any]:

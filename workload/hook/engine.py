@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from . import state, watching
+from .steps import around, count_engine
 
 
 def merge(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:
@@ -103,11 +104,12 @@ def _read_config(arguments: Mapping[str, Any]) -> dict[str, Any]:
 def _wrap_initialize(deepspeed: Any) -> None:
     signature = inspect.signature(deepspeed.initialize)
 
-    @state.around(deepspeed, "initialize")
+    @around(deepspeed, "initialize")
     def initialize(plain: Any, *args: Any, **kwargs: Any) -> Any:
         arguments = signature.bind(*args, **kwargs).arguments
         config, model = _read_config(arguments), arguments.get("model")
         state.seen["engines"] = state.seen.get("engines", 0) + 1
+        watching.counter.has_engine = True
         if not config or state.seen["engines"] > 1:
             return plain(*args, **kwargs)  # a second engine (a teacher, a critic) stays as it is
         _see_model(model, arguments, config)
@@ -161,40 +163,33 @@ def patch_deepspeed(deepspeed: Any) -> None:
     _wrap_initialize(deepspeed)
     from deepspeed.runtime.pipe.engine import PipelineEngine
 
-    def stepping(owner: Any, name: str, ends_step: Any) -> None:
-        @state.around(owner, name)
-        def run(plain: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-            counts = ends_step(self) and state.seen.setdefault("engine", id(self)) == id(self)
-            # The torch optimizer inside would report the same step.
-            state.seen["inside_engine"] = True
-            if counts and name == "step":
-                state.mark_seen("optimizer")
-            result = plain(self, *args, **kwargs)
-            state.seen["inside_engine"] = False
-            if counts:
-                watching.count("engine")
-            if name == "step":
-                state.mark_seen("data")
-            return result
+    counter = watching.counter
+    count_engine(counter, engine, "step", lambda each: each.is_gradient_accumulation_boundary())
+    count_engine(counter, PipelineEngine, "train_batch", lambda _: True)
 
-    stepping(engine, "step", lambda self: self.is_gradient_accumulation_boundary())
-    stepping(PipelineEngine, "train_batch", lambda self: True)
+    @around(engine, "step")
+    def step(plain: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.is_gradient_accumulation_boundary() and counter.follows("engine", self):
+            state.mark_seen("optimizer")
+        result = plain(self, *args, **kwargs)
+        state.mark_seen("data")
+        return result
 
-    @state.around(engine, "forward")
+    @around(engine, "forward")
     def forward(plain: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         if "batch" not in state.seen:
             watching.see_batch((kwargs, args))
         state.mark_seen("forward")
         return plain(self, *args, **kwargs)
 
-    @state.around(engine, "backward")
+    @around(engine, "backward")
     def backward(plain: Any, *args: Any, **kwargs: Any) -> Any:
         state.mark_seen("backward")
         return plain(*args, **kwargs)
 
     whole = state.options.get("deepspeed", {}).get("zero_optimization", {}).get("stage", 3) == 3
 
-    @state.around(deepspeed.zero.Init, "__init__")
+    @around(deepspeed.zero.Init, "__init__")
     def init(plain: Any, *args: Any, **kwargs: Any) -> None:
         if not whole:
             kwargs["enabled"] = False

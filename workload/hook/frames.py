@@ -6,46 +6,14 @@ In a probe the methods that write checkpoints and logs do nothing.
 """
 
 import importlib
-import importlib.util
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 from . import state, watching
-
-
-class ImportHook:
-    """Import hook that calls `then(name, module)` once for each module, now or on its import."""
-
-    def __init__(self, names: Iterable[str], then: Callable[[str, Any], None]) -> None:
-        self._names, self._then = set(names), then
-        for name in sorted(self._names & set(sys.modules)):
-            self._names.discard(name)
-            then(name, sys.modules[name])
-        sys.meta_path.insert(0, self)
-
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Find the spec of a watched module, with `then` called after its execution."""
-        if name not in self._names:
-            return None
-        self._names.discard(name)  # while the finders behind this one are called
-        try:
-            spec = importlib.util.find_spec(name)
-        finally:
-            self._names.add(name)  # a module that is found need not be imported
-        if spec is not None and spec.loader is not None:
-            plain = spec.loader.exec_module
-
-            def exec_module(module: Any) -> None:
-                plain(module)
-                if name in self._names:
-                    self._names.discard(name)
-                    self._then(name, module)
-
-            spec.loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
+from .steps import around
 
 
 def own(**number: int) -> dict[str, int]:
@@ -58,7 +26,7 @@ def own(**number: int) -> dict[str, int]:
 def turn_arguments(transformers: Any) -> None:
     """Set micro-batch and accumulation in the arguments of transformers' Trainer."""
 
-    @state.around(transformers.TrainingArguments, "__post_init__")
+    @around(transformers.TrainingArguments, "__post_init__")
     def post_init(plain: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         arguments = own(
             micro_batch=self.per_device_train_batch_size,
@@ -72,7 +40,7 @@ def turn_arguments(transformers: Any) -> None:
 
 
 def _turn_trainer(lightning: Any) -> None:
-    @state.around(lightning.Trainer, "__init__")
+    @around(lightning.Trainer, "__init__")
     def init(plain: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         arguments = own(gradient_accumulation=kwargs.get("accumulate_grad_batches", 1))
         _require_own_ranks(kwargs.get("devices", "auto"))
@@ -84,11 +52,11 @@ def _turn_trainer(lightning: Any) -> None:
 
 
 def _turn_fabric(fabric: Any) -> None:
-    @state.around(fabric.Fabric, "__init__")
+    @around(fabric.Fabric, "__init__")
     def init(plain: Any, self: Any, *args: Any, **kwargs: Any) -> None:
         plain(self, *args, **(kwargs | _ranks_started()))
 
-    @state.around(fabric.Fabric, "_validate_launched")
+    @around(fabric.Fabric, "_validate_launched")
     def launched(plain: Any, self: Any) -> None:
         if not self._launched:  # a script for `fabric run`, which is no part of a probe
             self.launch()
@@ -160,7 +128,7 @@ def _ranks_started() -> dict[str, Any]:
 def _turn_accelerator(accelerate: Any) -> None:
     signature = inspect.signature(accelerate.Accelerator.__init__)
 
-    @state.around(accelerate.Accelerator, "__init__")
+    @around(accelerate.Accelerator, "__init__")
     def init(plain: Any, *args: Any, **kwargs: Any) -> None:
         arguments = signature.bind(*args, **kwargs).arguments
         # transformers' Trainer brings its own accumulation, which is turned there.
@@ -177,7 +145,7 @@ def _turn_accelerator(accelerate: Any) -> None:
         keywords = arguments.pop("kwargs", {})
         plain(**arguments, **keywords)
 
-    @state.around(accelerate.Accelerator, "accumulate")
+    @around(accelerate.Accelerator, "accumulate")
     def accumulate(plain: Any, *args: Any) -> Any:
         if "accelerates" in state.seen:  # its own only once it is called
             state.seen.setdefault("owned", {"gradient_accumulation": state.seen["accelerates"]})
@@ -200,7 +168,7 @@ def _nothing(*args: Any, **kwargs: Any) -> bool:
 def silence(torch: Any) -> None:
     """Make a probe write no checkpoints, which take time that a step does not, and disk."""
 
-    @state.around(torch, "save")
+    @around(torch, "save")
     def save(plain: Any, value: Any, file: Any, *args: Any, **kwargs: Any) -> None:
         if not isinstance(file, str | os.PathLike):  # in memory: part of the program
             plain(value, file, *args, **kwargs)

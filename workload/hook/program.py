@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from . import counting, engine, frames, live_knobs, source, state, watching
+from . import counting, engine, frames, live_knobs, source, state, steps, watching
 from .link import Link, end_process
 from .loopback import MEETING, RANKS, listen_on_loopback, meet_in_files, run_program
 from .watch import watch_program
@@ -30,16 +30,17 @@ def prepare(options: Mapping[str, Any]) -> None:
     state.options.clear()
     state.options.update(options)
     state.seen.clear()
+    watching.counter.forget()
     live_knobs.forget()
     sys.path[:0] = options.get("path", [])
     os.environ.update(options.get("env", {}))
     if options.get("inspect") or options.get("counts"):
         source.watch_arguments(inherited=state.attachment is not None)
-    frames.ImportHook(frames.WRITERS.keys() | frames.TURNED.keys(), frames.stand_around)
-    frames.ImportHook(("deepspeed",), _patch_deepspeed)
+    steps.ImportHook(frames.WRITERS.keys() | frames.TURNED.keys(), frames.stand_around)
+    steps.ImportHook(("deepspeed",), _patch_deepspeed)
     if state.probed:
-        frames.ImportHook((RANKS,), lambda _, ranks: meet_in_files(ranks))
-        frames.ImportHook(("torch._dynamo.callback",), frames.mark_compilations)
+        steps.ImportHook((RANKS,), lambda _, ranks: meet_in_files(ranks))
+        steps.ImportHook(("torch._dynamo.callback",), frames.mark_compilations)
 
 
 def _patch_deepspeed(_: str, deepspeed: Any) -> None:
@@ -55,7 +56,11 @@ def prepare_torch(torch: Any) -> None:
     if state.probed or options.get("activation_checkpointing"):
         wanted = options.get("inspect") or options.get("counts")
         inspects = bool(options.get("inspect"))
-        counts = counting.StepCounts(torch, inspects=inspects) if wanted else None
+        counts = (
+            counting.StepCounts(torch, watching.counter.takes, inspects=inspects)
+            if wanted
+            else None
+        )
         state.seen["counted"], state.seen["watched"] = counts, watching.Forwards(torch, counts)
     if options.get("inspect"):
         _seed()

@@ -6,8 +6,7 @@ launch, `seen` what was observed. Other modules write `state.link`, so that each
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from . import source
@@ -22,21 +21,6 @@ attachment: Any = None
 options: dict[str, Any] = {}
 #: What was seen of the program: how it is built, for `facts`.
 seen: dict[str, Any] = {}
-
-
-def around(owner: Any, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Put the decorated function around `owner.name`, which it is given before the arguments."""
-    plain = getattr(owner, name)
-
-    def put(function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(plain)  # some read the signature
-        def run(*args: Any, **kwargs: Any) -> Any:
-            return function(plain, *args, **kwargs)
-
-        setattr(owner, name, run)
-        return run
-
-    return put
 
 
 class NotAsRequested(ValueError):
@@ -103,7 +87,7 @@ def mark_seen(name: str) -> None:
 
 
 _PRIVATE = (
-    *("asked", "phase", "optimizer", "engine", "inside_engine", "accelerates"),
+    *("asked", "phase", "accelerates"),
     *("watched", "counted", "first_step", "ready"),
 )
 

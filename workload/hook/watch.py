@@ -16,7 +16,7 @@ import os
 import socket
 from typing import Any
 
-from . import engine, frames, live_knobs, state, watching
+from . import engine, live_knobs, state, steps, watching
 from .link import DeviceTimes, finish_device_work
 
 #: Environment variable with the path of the agent's socket.
@@ -130,10 +130,11 @@ def begin(address: str, rank: int) -> None:
     first = not state.options.get("watch")
     state.options.clear()
     state.seen.clear()
+    watching.counter.forget()
     state.options["watch"] = True
     state.link = Watch(address, rank)
     if first:
-        frames.ImportHook(("torch.optim.optimizer", "deepspeed", STAGES), _patch)
+        steps.ImportHook(("torch.optim.optimizer", "deepspeed", STAGES), _patch)
 
 
 def end() -> None:

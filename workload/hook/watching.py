@@ -1,8 +1,8 @@
 """Observation of the program while it trains: its steps, its first batch, its model.
 
-The first source that reports an optimizer step (the DeepSpeed engine, a torch optimizer, the
-program) is the one that counts. Until the first step the calls of modules are watched too. A
-program that does not train as requested raises `NotAsRequested`.
+Each step that `counter` counts is observed and reported to the agent. Until the first step the
+calls of modules are watched too. A program that does not train as requested raises
+`NotAsRequested`.
 """
 
 import contextlib
@@ -15,18 +15,17 @@ from typing import Any
 from . import state
 from .counting import GROUPS, StepCounts, tensors
 from .link import Link
+from .steps import StepCounter
 
 
 def step() -> None:
     """Report an optimizer step. Only for programs whose steps the hook cannot see by itself."""
-    count("program")
+    counter.count("program")
 
 
-def count(source: str) -> None:
-    """Count a step, from the first source (engine, optimizer, program) that reports one."""
-    if state.seen.setdefault("counts", source) != source:
-        return
-    _observe(state.seen.get("optimizer", 0) if source == "optimizer" else 0)
+def _counted() -> None:
+    source = state.seen["counts"] = counter.source
+    _observe()
     if state.attachment is not None:
         state.link = state.attachment.connect()
     if state.link is not None:
@@ -38,7 +37,11 @@ def count(source: str) -> None:
         state.link.step_done()
 
 
-def _observe(optimizer: int) -> None:
+#: Counter of this process's steps.
+counter = StepCounter(_counted)
+
+
+def _observe() -> None:
     watched, counts = state.seen.get("watched"), state.seen.get("counted")
     if "length" not in state.seen and state.options.get("inspect"):
         state.seen["length"] = stated_length()
@@ -46,7 +49,7 @@ def _observe(optimizer: int) -> None:
         state.seen["first_step"] = True
         watched.first_step()
     if counts is not None:
-        counts.attempt(optimizer)
+        counts.attempt()
         if counts.over and watched is not None:
             watched.end()
 
@@ -82,9 +85,7 @@ def patch_torch(torch: Any) -> None:
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     def stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
-        if state.seen.get("inside_engine") or state.seen.get("engines"):
-            return
-        if state.seen.setdefault("optimizer", id(optimizer)) == id(optimizer):
+        if counter.takes(optimizer):
             rates = state.seen.setdefault("rates", [])
             if state.options.get("inspect") and len(rates) < GROUPS:
                 rates.append(_settings_of(optimizer))
@@ -92,7 +93,7 @@ def patch_torch(torch: Any) -> None:
                 state.seen["owner"] = owner()
             grouped = (p for group in optimizer.param_groups for p in group["params"])
             watch_ready(p for p in grouped if p.grad is not None)
-            count("optimizer")
+            counter.count("optimizer")
 
     register_optimizer_step_post_hook(stepped)
 

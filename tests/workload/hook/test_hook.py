@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tuner.workload import hook
-from tuner.workload.hook import NotAsRequested, frames, state, watching
+from tuner.workload.hook import NotAsRequested, frames, state, steps, watching
 from tuner.workload.scripts.command import imported_frameworks, names_a_rank
 
 torch = pytest.importorskip("torch")
@@ -113,7 +113,7 @@ def test_a_module_is_turned_when_it_is_imported_and_only_once(
     (tmp_path / "late_framework.py").write_text("value = 1\n")
     monkeypatch.syspath_prepend(tmp_path)
     seen: list[tuple[str, Any]] = []
-    frames.ImportHook(["late_framework", "json"], lambda name, module: seen.append((name, module)))
+    steps.ImportHook(["late_framework", "json"], lambda name, module: seen.append((name, module)))
     assert [name for name, _ in seen] == ["json"]  # it was there already
     import late_framework  # type: ignore[import-not-found]
 
@@ -128,7 +128,7 @@ def test_a_module_that_is_looked_for_before_it_is_imported_is_turned(
     (tmp_path / "sought_framework.py").write_text("value = 1\n")
     monkeypatch.syspath_prepend(tmp_path)
     seen: list[Any] = []
-    frames.ImportHook(["sought_framework"], lambda name, module: seen.append(module.value))
+    steps.ImportHook(["sought_framework"], lambda name, module: seen.append(module.value))
     for _ in range(2):  # as transformers looks for torch
         assert importlib.util.find_spec("sought_framework") is not None
     assert importlib.util.find_spec("absent_framework") is None

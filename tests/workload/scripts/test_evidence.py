@@ -13,6 +13,7 @@ from tests.support.scripts import CPU
 from tuner.search_spaces.errors import InputError
 from tuner.workload.hook import state
 from tuner.workload.hook.counting import GROUPS, StepCounts
+from tuner.workload.hook.steps import StepCounter
 from tuner.workload.hook.watching import Forwards
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.evidence import batches_seen, seen_today
@@ -28,9 +29,15 @@ def counts() -> Iterator[StepCounts]:
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     state.seen.clear()
-    counts = StepCounts(torch)
+    counter = StepCounter(lambda: counts.attempt())
+    counts = StepCounts(torch, counter.takes)
     watched = Forwards(torch, counts)
-    hook = register_optimizer_step_post_hook(lambda opt, *_: counts.attempt(id(opt)))
+
+    def stepped(optimizer: Any, *_: Any) -> None:
+        if counter.takes(optimizer):
+            counter.count("optimizer")
+
+    hook = register_optimizer_step_post_hook(stepped)
     yield counts
     hook.remove()
     watched.end()
