@@ -24,7 +24,7 @@ from tuner.search_spaces import built_model
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.library_count import facts_in_library
 from tuner.search_spaces.model_facts import ModelFacts
-from tuner.search_spaces.parameter_count import is_listed
+from tuner.search_spaces.plain_decoder import is_plain
 
 #: Model that is counted by its library: DeepSeek-V3, which transformers' defaults describe.
 COUNTED = '{"model_type": "deepseek_v3"}'
@@ -42,7 +42,7 @@ class Families:
     Attributes:
         wrong: with another number of parameters than the model that transformers builds.
         not_counted: that transformers builds and that were refused.
-        silent: that the formulas describe without a doubt, and otherwise than the library.
+        silent: plain decoders that their formula describes otherwise than the library.
         doubted: counted, with a doubt on activations and time.
         refused: whose own class cannot build its default configuration.
     """
@@ -114,18 +114,15 @@ def compare_families(classes: Mapping[str, str]) -> Families:
             found.wrong.append(name)
         if facts["doubts"]:
             found.doubted.append(name)
-        if is_listed(config, name) and not _agree(config, facts):
+        if is_plain(config) and not _agree(config, facts):
             found.silent.append(name)
     return found
 
 
 def _agree(config: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
-    """Return True if the formulas describe a model as the library does."""
+    """Return True if the formula describes a plain decoder as the library does."""
     ours = vars(ModelFacts.from_config(config))
-    # What layers keep is counted by a run for the library's models alone (`benchmarks.layers`).
-    apart = ("family", "kept_16", "kept_32")
-    same = all(ours[name] == value for name, value in facts.items() if name not in apart)
-    return same and ours["family"].gated == facts["family"].gated
+    return all(ours[name] == value for name, value in facts.items())
 
 
 def fit_s(*arguments_: str) -> float:

@@ -22,7 +22,23 @@ from typing import Any
 #: Kinds of failure that the caller explains: the model_type is unknown, the class cannot be built.
 UNKNOWN, FAILED = "unknown", "failed"
 #: Parts of a configuration that describe how weights are stored or loaded, not the model.
-_STORAGE = ("quantization_config", "auto_map", "torch_dtype", "dtype", "_name_or_path")
+STORAGE = ("quantization_config", "auto_map", "torch_dtype", "dtype", "_name_or_path")
+#: Families whose layers keep for the backward pass what the formulas of the analytic models say,
+#: which were compared with torch's own counts (`python -m benchmarks.fit`).
+DESCRIBED = (
+    *(
+        "gemma",
+        "gpt2",
+        "gpt_neox",
+        "llama",
+        "llava_onevision",
+        "mistral",
+        "mixtral",
+        "olmo2",
+        "olmoe",
+    ),
+    *("opt", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe"),
+)
 #: Mappings from configurations to classes that can be trained, in the order of preference.
 _MAPPINGS = (
     *("MODEL_FOR_CAUSAL_LM_MAPPING_NAMES", "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES"),
@@ -58,7 +74,8 @@ def count(config: Mapping[str, Any]) -> dict[str, Any]:
     try:
         model, builders = _model(config)
         counts = {**_counts(model), "transformers": transformers.__version__}
-        _run_layers(counts["kinds"], builders)
+        if model_type not in DESCRIBED:
+            _run_layers(counts["kinds"], builders)
         return counts
     except Exception as error:  # any class may raise anything on sizes that do not match
         text = " ".join(f"{type(error).__name__}: {error}".split())
@@ -74,7 +91,7 @@ def _model(config: Mapping[str, Any]) -> tuple[Any, list[Callable[[], Any]]]:
     import torch
     import transformers
 
-    kept = {name: value for name, value in config.items() if name not in _STORAGE}
+    kept = {name: value for name, value in config.items() if name not in STORAGE}
     read = transformers.CONFIG_MAPPING[config["model_type"]].from_dict(kept)
     failure: Exception = ValueError(f"transformers has no model of text for {type(read).__name__}")
     for number, built in enumerate(_classes_of(read, config)):
@@ -121,6 +138,7 @@ class _Model:
     def __init__(self, model: Any) -> None:
         self.model, self.config = model, model.config.get_text_config(decoder=True)
         self.sizes = {name: self._size(keys) for name, keys in _SIZES.items()}
+        self.decoder = self._find_decoder()
         self.blocks = self._find_blocks()
         self.tables = {
             id(module.weight)
@@ -133,20 +151,32 @@ class _Model:
         whole = (each for each in values if isinstance(each, int) and each > 0)
         return next(whole, None)
 
-    def _find_blocks(self) -> list[Any]:
-        """Return the decoder's blocks: the list of as many modules as layers that holds most."""
+    def _find_decoder(self) -> Any:
         import torch
 
         get = getattr(self.model, "get_decoder", None)
         decoder = get() if get is not None else None
+        return decoder if isinstance(decoder, torch.nn.Module) else None
+
+    def _find_blocks(self) -> list[Any]:
+        """Return the decoder's blocks: the list of as many modules as layers that holds most."""
+        import torch
+
         layers = getattr(self.config, "num_hidden_layers", None)
-        inside = decoder if isinstance(decoder, torch.nn.Module) else self.model
+        inside = self.model if self.decoder is None else self.decoder
         lists = [m for m in inside.modules() if isinstance(m, torch.nn.ModuleList) and len(m)]
         lists = lists or [m for m in self.model.modules() if isinstance(m, torch.nn.ModuleList)]
         if not lists:
             return []
         blocks = max(lists, key=lambda m: (len(m) == layers, _numel(m.parameters())))
         return list(blocks)
+
+    def between(self) -> list[Any]:
+        """Return the matrices of the decoder itself, which are in none of its blocks."""
+        import torch
+
+        children = self.decoder.children() if self.decoder is not None else ()
+        return [each.weight for each in children if isinstance(each, torch.nn.Linear)]
 
     def learned_positions(self, tokens: Any) -> bool:
         """Return True if a table has a row for each position, and a few more at most."""
@@ -247,6 +277,7 @@ def _kinds(held: _Model) -> list[dict[str, Any]]:
                     if held.multiplies(p, w) and any(name in p for name in _SHARED)
                 ),
                 "unusual": sorted({p for p, owner, w in every if _unusual(held, p, owner, w)}),
+                "runs": {},
             }
         )
     return kinds
@@ -257,7 +288,6 @@ def _run_layers(kinds: list[dict[str, Any]], builders: list[Callable[[], Any]]) 
     program = _layers_program()
     names = [path.rpartition(".")[2] for kind in kinds for path in kind["unusual"]]
     for kind in kinds:
-        kind["runs"] = {}
         if any(name.startswith(_RECURRENT) for name in names):
             kind["why_not_run"] = "a recurrence runs by kernels of its own on a GPU"
     if any("why_not_run" in kind for kind in kinds):
@@ -326,9 +356,15 @@ def _counts(model: Any) -> dict[str, Any]:
     tied = projection is not None and projection is table_weight
     tables = {id(w): w for w in (projection, table_weight) if w is not None}
     one_each = [[w] for w in tables.values()]
-    rest = [w for key, w in unique.items() if key not in in_blocks and key not in tables]
+    # OPT-350m embeds into a narrower space and projects in and out of it.
+    narrow = [w for w in held.between() if id(w) not in tables]
+    head_parameters += _numel(narrow)
+    counted = {*in_blocks, *tables, *map(id, narrow)}
+    rest = [w for key, w in unique.items() if key not in counted]
+    paths = [path for block in held.blocks[:1] for path, _, _ in _owned(block)]
     return {
         "class": type(model).__name__,
+        "qk_norm": any(".q_norm." in path or ".q_layernorm." in path for path in paths),
         "is_nested": bool(getattr(type(model.config), "sub_configs", None)),
         "is_encoder_decoder": bool(getattr(model.config, "is_encoder_decoder", False)),
         "parameters": total,
@@ -338,6 +374,7 @@ def _counts(model: Any) -> dict[str, Any]:
         "block_parameters": _numel(in_blocks.values()),
         "expert_parameters": _numel(experts.values()),
         "other_parameters": _numel(rest),
+        "encoder": _encoder(held, projection),
         "largest_layer": max(
             [0, *map(_numel, [*(b.parameters() for b in held.blocks), *one_each])]
         ),
@@ -346,6 +383,34 @@ def _counts(model: Any) -> dict[str, Any]:
         "layers": len(held.blocks),
         "sizes": held.sizes,
         "kinds": _kinds(held),
+    }
+
+
+def _encoder(held: _Model, projection: Any) -> dict[str, int]:
+    """Return the counts of what a nested model has beside its decoder and the head."""
+    import torch
+
+    if held.decoder is None or not getattr(type(held.model.config), "sub_configs", None):
+        return {}
+    inside = {*map(id, held.decoder.parameters()), id(projection)}
+    uses = [(path, w) for path, _, w in _owned(held.model) if id(w) not in inside]
+    lists = [m for m in held.model.modules() if isinstance(m, torch.nn.ModuleList)]
+    parts = [[*block.parameters()] for each in lists for block in each]
+    # Of the modules without a list of blocks, such as a projector, each is a part.
+    parts += [
+        [*module.parameters()]
+        for parent in (held.model, getattr(held.model, "model", None))
+        for module in (parent.children() if parent is not None else ())
+        if not any(isinstance(each, torch.nn.ModuleList) for each in module.modules())
+    ]
+    apart = [part for part in parts if not any(id(w) in inside for w in part)]
+    return {
+        "parameters": _numel({id(w): w for _, w in uses}.values()),
+        # The pooling head of an encoder makes one vector of an image, which no token uses.
+        "matmul_parameters": sum(
+            w.numel() for path, w in uses if held.multiplies(path, w) and ".head." not in path
+        ),
+        "largest_layer": max(map(_numel, apart), default=0),
     }
 
 

@@ -1,14 +1,21 @@
-"""Sizes of a model as transformers builds it, for families that no formula of ours is exact for.
+"""Sizes of a model as transformers builds it, for every model but plain decoders.
 
 The model is built without weights in an interpreter of its own (`built_model`), by the class that
-the installed transformers has for the configuration. What the formulas of `tuner.models.analytic`
-do not describe is returned as doubts, in sentences.
+the installed transformers has for the configuration. That takes seconds, so a count is kept in the
+user's cache, by the configuration and the releases that count; those of the included models are
+data (`data/catalogue/counted_models.json`, written by `python -m benchmarks.counted_models`), which
+needs no torch. What the formulas of `tuner.models.analytic` do not describe is returned as doubts,
+in sentences.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import importlib.metadata
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -16,12 +23,19 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from tuner.search_spaces.built_model import DESCRIBED, STORAGE
+from tuner.search_spaces.data_files import data_folder, read_json_object
 from tuner.search_spaces.errors import InputError
-from tuner.search_spaces.parameter_count import Family
+from tuner.search_spaces.safe_files import read_bytes, write_text
 
 _PROGRAM = Path(__file__).with_name("built_model.py")
+#: Program and the module that it loads: a change of either makes kept counts old.
+_SOURCES = (_PROGRAM, _PROGRAM.with_name("built_layers.py"))
 #: Limit of the time that building a model may take.
 LIMIT_S = 120
+_LIBRARIES = ("torch", "transformers")
+#: Limit of the size of a kept count; one is 2 kB.
+_LARGEST_BYTES = 2**20
 #: Types of attention layers whose parameters and activations are those of full attention.
 _ATTENTION = ("", "full_attention", "sliding_attention", "chunked_attention")
 #: Largest share of a block's products by which it may differ from a plain transformer block's.
@@ -32,23 +46,78 @@ _SMALL = 0.01
 
 def is_installed() -> bool:
     """Return True if this Python has torch and transformers."""
-    return all(importlib.util.find_spec(name) is not None for name in ("torch", "transformers"))
+    return all(importlib.util.find_spec(name) is not None for name in _LIBRARIES)
 
 
-def count_in_library(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the cached result of `built_model.count` for a configuration.
+def key_of(config: Mapping[str, Any]) -> str:
+    """Return the text by which the count of a configuration is kept.
 
     Raises:
-        InputError: the configuration cannot be written as JSON, or the model takes too long.
+        InputError: the configuration cannot be written as JSON.
     """
+    kept = {name: value for name, value in config.items() if name not in STORAGE}
     try:
-        return dict(_counted(json.dumps(config, sort_keys=True)))
+        text = json.dumps(kept, sort_keys=True)
     except (TypeError, ValueError) as error:
         raise InputError(f"the model config is not JSON: {error}") from error
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def count_in_library(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the result of `built_model.count` for a configuration: included, kept or new.
+
+    Raises:
+        InputError: torch or transformers is not installed, the configuration cannot be written as
+            JSON, or the model takes too long.
+    """
+    key = key_of(config)
+    if key in included_counts():
+        return included_counts()[key]
+    if not is_installed():
+        raise InputError(
+            f"a {config['model_type']} model is counted by transformers, which is not installed "
+            "in this Python: pip install torch transformers"
+        )
+    return _counted(key, json.dumps(config))
+
+
+@lru_cache(maxsize=1)
+def included_counts() -> Mapping[str, Mapping[str, Any]]:
+    """Return the counts of the included models by the keys of their configurations."""
+    file = data_folder("catalogue") / "counted_models.json"
+    return {each["key"]: each["count"] for each in read_json_object(file, "counts")["models"]}
 
 
 @lru_cache(maxsize=64)
-def _counted(line: str) -> dict[str, Any]:
+def _counted(key: str, line: str) -> Mapping[str, Any]:
+    file = _kept_file(key)
+    if file is not None:
+        with contextlib.suppress(OSError, ValueError, RecursionError):
+            kept = json.loads(read_bytes(file, _LARGEST_BYTES))
+            if isinstance(kept, dict) and ("kinds" in kept or "failure" in kept):
+                return kept
+    count = run_program(line)
+    if file is not None and count.get("failure") != "failed":  # which may be of this moment alone
+        with contextlib.suppress(OSError):
+            file.parent.mkdir(parents=True, exist_ok=True)
+            write_text(file, json.dumps(count))
+    return count
+
+
+def _kept_file(key: str) -> Path | None:
+    """Return the file of a count in the user's cache; None if this user has no folder for it."""
+    try:
+        caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError:  # a user without a home
+        return None
+    counts = [importlib.metadata.version(name) for name in _LIBRARIES]
+    counts += [hashlib.sha256(path.read_bytes()).hexdigest() for path in _SOURCES]
+    name = hashlib.sha256(" ".join([key, *counts]).encode()).hexdigest()
+    return caches / "joulefront" / "counted_models" / f"{name}.json"
+
+
+def run_program(line: str) -> dict[str, Any]:
+    """Return the answer of `built_model` to a configuration in JSON."""
     command = [sys.executable, "-P", str(_PROGRAM)]
     try:
         done = subprocess.run(
@@ -100,10 +169,11 @@ def facts_in_library(model_type: str, report: Mapping[str, Any]) -> dict[str, An
         "tied": report["tied"],
     }
     gated, unlike = _plain_blocks(sizes, report["kinds"])
-    ran = _layers_run(report, sizes)
+    described = model_type in DESCRIBED and not unlike
+    ran = {} if described else _layers_run(report, sizes)
     if ran:
         unlike = ()
-    elif not unlike:
+    elif not unlike and not described:
         unlike = (_doubt_on_kept(report),)
     visited = max((kind["shared"] for kind in report["kinds"]), default=0)
     attending = sum(kind["layers"] for kind in report["kinds"] if kind["attends"])
@@ -114,11 +184,12 @@ def facts_in_library(model_type: str, report: Mapping[str, Any]) -> dict[str, An
         **{name: report[name] for name in (*counts, *blocks)},
         **ran,
         "model_type": model_type,
-        "family": Family(gated=gated, learned_positions=report["learned_positions"]),
-        "exact": True,
+        "gated": gated,
+        "learned_positions": report["learned_positions"],
+        "qk_norm": report["qk_norm"],
         "attending": attending / report["layers"],
         "shared": visited // ((3 if gated else 2) * hidden),
-        "doubts": (*unlike, *_other_doubts(sizes, report)),
+        "doubts": (*unlike, *_other_doubts(sizes, report, described=described)),
     }
 
 
@@ -195,8 +266,13 @@ def _gates(sizes: Mapping[str, Any], kind: Mapping[str, Any]) -> set[int]:
     return found
 
 
-def _other_doubts(sizes: Mapping[str, Any], report: Mapping[str, Any]) -> list[str]:
-    """Return doubts about the parts of a model beside the blocks of its text model."""
+def _other_doubts(
+    sizes: Mapping[str, Any], report: Mapping[str, Any], *, described: bool
+) -> list[str]:
+    """Return doubts about the parts of a model beside the blocks of its text model.
+
+    Those of a described model, as the encoder of a model of video, are computed.
+    """
     doubts = []
     tables = (sizes["positions"] or 0) + 8 if report["learned_positions"] else 8
     other = report["other_parameters"]
@@ -205,8 +281,10 @@ def _other_doubts(sizes: Mapping[str, Any], report: Mapping[str, Any]) -> list[s
             "it has an encoder and a decoder, of which only the decoder's layers are computed; "
             "all parameters are counted"
         )
-    elif other > tables * sizes["hidden"] and (
-        report["is_nested"] or other > _SMALL * report["parameters"]
+    elif (
+        not described
+        and other > tables * sizes["hidden"]
+        and (report["is_nested"] or other > _SMALL * report["parameters"])
     ):
         doubts.append(
             f"{other / 1e9:.3g} billion parameters are outside the text model's layers (encoders "
@@ -216,14 +294,6 @@ def _other_doubts(sizes: Mapping[str, Any], report: Mapping[str, Any]) -> list[s
     if not report["head_parameters"]:
         doubts.append("no output projection was found, so that the memory of the logits is a guess")
     return doubts
-
-
-def doubts_without_library(model_type: str) -> tuple[str, ...]:
-    """Return the doubt on a count by standard keys where transformers is not installed."""
-    return (
-        f"the formulas are not exact for the family {model_type}, so that parameters, memory and "
-        "time may be far off; install torch and transformers here, which count them",
-    )
 
 
 def doubts_of_unknown(config: Mapping[str, Any], model_type: str, version: str) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
-"""Size and arithmetic of a model, from its Hugging Face configuration and without torch.
+"""Size and arithmetic of a model, from its Hugging Face configuration.
 
-Sizes and parameters come from `tuner.search_spaces.parameter_count`; a model of video and text is
+Sizes and parameters of a plain decoder come from `tuner.search_spaces.plain_decoder`, those of any
+other model from transformers (`tuner.search_spaces.library_count`); a model of video and text is
 its language model and its encoder of frames. Tests compare parameters with the models that
 transformers builds, and FLOPs with DeepSpeed's profiler and torch's own counter; all agree.
 """
@@ -17,14 +18,7 @@ from typing import Any
 from tuner.search_spaces import library_count
 from tuner.search_spaces.errors import InputError, InvalidValue, check_integer
 from tuner.search_spaces.job import Precision, TrainingJob
-from tuner.search_spaces.parameter_count import (
-    Family,
-    Sizes,
-    count_parameters,
-    is_listed,
-    read_flag,
-    read_sizes,
-)
+from tuner.search_spaces.plain_decoder import Sizes, describe, is_plain, read_flag
 from tuner.search_spaces.program import QUANTIZED, LoRA, Program
 
 _PLAIN = Program()
@@ -63,48 +57,18 @@ class VisionFacts:
     largest_layer: int
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any], width: int) -> VisionFacts:
-        """Read a multimodal configuration; `width` is the language model's."""
-        vision = config["vision_config"]
-        kind = vision.get("model_type") if isinstance(vision, Mapping) else None
-        if kind != "siglip_vision_model":
-            raise InvalidValue(
-                "vision_config.model_type of the model config", kind, "siglip_vision_model"
-            )
-        sizes: dict[str, int] = {}
-        for name in (*_VISION_SIZES, "num_channels"):
-            value = vision.get(name, 3 if name == "num_channels" else None)
-            if value is None:
-                raise InputError(f"the vision_config of the model config does not give {name}")
-            sizes[name] = check_integer(f"{name} of the vision_config", value)
-        hidden, wide, layers, heads, image, patch = (sizes[name] for name in _VISION_SIZES)
-        if hidden % heads:
-            legal = f"a divisor of the hidden size {hidden}"
-            raise InvalidValue("num_attention_heads of the vision_config", heads, legal)
-        side = image // patch
-        patches = side * side
-        cells = sizes["num_channels"] * patch * patch * hidden
-        block_matrices = 4 * hidden * hidden + 2 * hidden * wide
-        # Biases of four projections and two MLP matrices; two norms with weight and bias.
-        block = block_matrices + 4 * hidden + wide + hidden + 4 * hidden
-        parameters = cells + hidden + patches * hidden + layers * block + 2 * hidden
-        if vision.get("vision_use_head", True):
-            # A probe, attention, a norm and an MLP that pool a frame to one vector.
-            parameters += hidden + 4 * hidden * hidden + 4 * hidden + 2 * hidden
-            parameters += 2 * hidden * wide + wide + hidden
-        projector = hidden * width + width * width
-        biases = 2 * width if config.get("multimodal_projector_bias", True) else 0
+    def of(cls, sizes: Mapping[str, int], counts: Mapping[str, int]) -> VisionFacts:
+        """Return the facts of an encoder of these sizes, with the counts of its parameters."""
+        side = sizes["image_size"] // sizes["patch_size"]
         return cls(
-            layers=layers,
-            hidden=hidden,
-            heads=heads,
-            intermediate=wide,
-            patches=patches,
+            layers=sizes["num_hidden_layers"],
+            hidden=sizes["hidden_size"],
+            heads=sizes["num_attention_heads"],
+            intermediate=sizes["intermediate_size"],
+            patches=side * side,
             tokens=math.ceil(side / 2) ** 2,
             extra_tokens=1,
-            parameters=parameters + projector + biases + width,
-            matmul_parameters=cells + layers * block_matrices + projector,
-            largest_layer=max(block, projector + biases),
+            **counts,
         )
 
     def tokens_of(self, frames: int) -> int:
@@ -163,7 +127,7 @@ class LoRAFacts:
         attention = len(layers)
         mlp = lora.targets == "all-linear"
         if mlp:
-            up = 2 if sizes.family.gated else 1
+            up = 2 if sizes.gated else 1
             layers += [(hidden, sizes.dense)] * up + [(sizes.dense, hidden)]
         return cls(
             rank=lora.rank,
@@ -193,7 +157,6 @@ class ModelFacts(Sizes):
         block_parameters: those of all blocks together, every expert counted.
         expert_parameters: those of `block_parameters` that expert parallelism spreads.
         largest_layer: parameters of the largest block or table (what ZeRO-3 gathers at once).
-        exact: True if the family is listed, so that the count equals that of transformers' model.
         lora: adapters beside those parameters, which are then frozen; None if all are trained.
         attending: share of the blocks that have attention.
         shared: width of the experts that every token visits beside `experts_per_token`; 0 if none.
@@ -223,29 +186,30 @@ class ModelFacts(Sizes):
     def from_config(cls, config: Mapping[str, Any]) -> ModelFacts:
         """Read a Hugging Face configuration.
 
-        Families that the formulas count exactly are counted by them; any other model is built by
-        transformers, if that is installed, and otherwise read by the standard keys, with a doubt.
+        A plain decoder is described by its formula, any other model is built by transformers; one
+        that transformers does not know is described by the standard keys, with a doubt.
+
+        Raises:
+            InputError: a size is missing or invalid, or the model has to be built by transformers
+                and cannot be.
         """
         model_type = config.get("model_type")
         if not isinstance(model_type, str) or not model_type:
             raise InvalidValue("model_type of the model config", model_type, "a name such as llama")
-        if model_type == "llava_onevision":
-            return _with_encoder(config)
-        if is_listed(config, model_type):
-            return cls._by_formula(config, model_type)
-        if not library_count.is_installed():
-            doubts = library_count.doubts_without_library(model_type)
-            return replace(cls._by_formula(*_text_of(config, model_type)), doubts=doubts)
+        if is_plain(config):
+            return cls(**describe(config, model_type))
+        encoder = _encoder_sizes(config) if model_type == "llava_onevision" else None
         report = library_count.count_in_library(config)
         if report.get("failure") == "unknown":
             doubts = library_count.doubts_of_unknown(config, model_type, report["transformers"])
-            return replace(cls._by_formula(*_text_of(config, model_type)), doubts=doubts)
-        return cls(**library_count.facts_in_library(model_type, report))
-
-    @classmethod
-    def _by_formula(cls, config: Mapping[str, Any], model_type: str) -> ModelFacts:
-        sizes = read_sizes(config, model_type)
-        return cls(**vars(sizes), **count_parameters(config, sizes))
+            return cls(**describe(*_text_of(config, model_type)), doubts=doubts)
+        facts = cls(**library_count.facts_in_library(model_type, report))
+        if encoder is None:
+            return facts
+        vision = VisionFacts.of(encoder, report["encoder"])
+        return replace(
+            facts, vision=vision, largest_layer=max(facts.largest_layer, vision.largest_layer)
+        )
 
     @property
     def intermediate(self) -> int:
@@ -256,16 +220,6 @@ class ModelFacts(Sizes):
     def visited_width(self) -> int:
         """Width of all the experts that a token visits, or of the dense MLP."""
         return self.intermediate * max(self.experts_per_token, 1) + self.shared
-
-    @property
-    def gated(self) -> bool:
-        """True if the MLP multiplies by a gate (SwiGLU and its kin)."""
-        return self.family.gated
-
-    @property
-    def learned_positions(self) -> bool:
-        """True if positions are a table of parameters."""
-        return self.family.learned_positions
 
     @property
     def trainable_parameters(self) -> int:
@@ -326,26 +280,32 @@ def _text_of(config: Mapping[str, Any], model_type: str) -> tuple[Mapping[str, A
     return {"tie_word_embeddings": tied, **text}, str(text.get("model_type", model_type))
 
 
-def _with_encoder(config: Mapping[str, Any]) -> ModelFacts:
-    text = config.get("text_config")
-    if not isinstance(text, Mapping) or not isinstance(config.get("vision_config"), Mapping):
+def _encoder_sizes(config: Mapping[str, Any]) -> dict[str, int]:
+    """Return the sizes of the encoder of frames in a multimodal configuration."""
+    vision = config.get("vision_config")
+    if not isinstance(config.get("text_config"), Mapping) or not isinstance(vision, Mapping):
         raise InputError("the llava_onevision model config lacks text_config or vision_config")
-    tied = read_flag(config, "tie_word_embeddings", False)
-    language = ModelFacts.from_config({**text, "tie_word_embeddings": tied})
-    vision = VisionFacts.from_config(config, language.hidden)
-    return replace(
-        language,
-        model_type=str(config["model_type"]),
-        parameters=language.parameters + vision.parameters,
-        active_parameters=language.active_parameters + vision.parameters,
-        largest_layer=max(language.largest_layer, vision.largest_layer),
-        vision=vision,
-    )
+    kind = vision.get("model_type")
+    if kind != "siglip_vision_model":
+        raise InvalidValue(
+            "vision_config.model_type of the model config", kind, "siglip_vision_model"
+        )
+    sizes = {}
+    for name in _VISION_SIZES:
+        if vision.get(name) is None:
+            raise InputError(f"the vision_config of the model config does not give {name}")
+        sizes[name] = check_integer(f"{name} of the vision_config", vision[name])
+    hidden, heads = sizes["hidden_size"], sizes["num_attention_heads"]
+    if hidden % heads:
+        legal = f"a divisor of the hidden size {hidden}"
+        raise InvalidValue("num_attention_heads of the vision_config", heads, legal)
+    return sizes
 
 
 #: Model of unknown sizes, with no limit on its layers.
 _UNKNOWN: Any = {item.name: 0 for item in fields(ModelFacts)} | {
-    **{"model_type": "unknown", "family": Family(gated=False), "exact": False, "tied": False},
+    **{"model_type": "unknown", "gated": False, "tied": False, "learned_positions": False},
+    **{"qk_norm": False},
     **{"layers": sys.maxsize, "positions": None, "vision": None, "lora": None},
     **{"attending": 1.0, "doubts": (), "shared": 0, "kept_16": 0.0, "kept_32": 0.0},
 }

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from tuner.search_spaces.data_files import check_keys
 from tuner.search_spaces.errors import InputError, InvalidValue, check_integer
-from tuner.search_spaces.parameter_count import read_sizes
+from tuner.search_spaces.plain_decoder import has_experts
 from tuner.search_spaces.typed_json import check_fields
 
 #: Legal values of `dropout`.
@@ -185,7 +185,7 @@ class LoRA:
         if "vision_config" in model:
             raise InputError(f"[lora] of {where} adapts models of text, not of video and text")
         plain = self.targets != "all-linear" and self.quantization == "none"
-        experts = not plain and read_sizes(model, str(model["model_type"])).experts
+        experts = not plain and has_experts(model)
         if self.targets == "all-linear" and experts:
             raise InputError(
                 f'[lora] of {where} adapts no experts: give targets = "attention" for this model'

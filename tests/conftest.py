@@ -9,6 +9,7 @@ import sys
 sys.dont_write_bytecode = False
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -42,6 +43,7 @@ from tests.twin.replay import replayed_node
 from tuner.executors.local import SimulatedExecutor
 from tuner.result import Result
 from tuner.search.planner import PlanningState, ProbePlan, ProbePlanner
+from tuner.search_spaces import built_model, library_count
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.space import Candidates
 from tuner.study.callbacks import Progress
@@ -72,6 +74,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_unconfigure() -> None:
     """Remove the tests' home."""
     environment.end(HOME)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _models_are_counted_here() -> Iterator[None]:
+    """Count models in this process: a process for each would import torch anew."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            library_count, "run_program", lambda line: built_model.count(json.loads(line))
+        )
+        yield
 
 
 @pytest.fixture(scope="session")

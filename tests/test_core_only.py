@@ -34,16 +34,26 @@ for command in ("show", "apply"):
 lists = (["list", what] for what in ("jobs", "clusters", "spaces"))
 for words in (*lists, ["doctor", "--brief"], ["show", "--html", "--runs-dir", {runs!r}]):
     assert main(words) == 0, words
+for job in ("qwen2.5-7b", "lmm-7b", "olmoe-1b-7b"):
+    assert main(["fit", job, "--cluster", "a100-8"]) in (0, 1), job
+assert main(["fit", "tiny-qwen2.5-lora", "--cluster", "a100-8"]) == 0
+plan = ["plan", "opt-350m", "--cluster", "a100-8", "--runs-dir", {runs!r} + "/plans", "--quiet"]
+assert main(plan) == 0
+assert main(["fit", {other!r}, "--cluster", "a100-8"]) == 2
 """
 
 
 @pytest.mark.slow
 def test_replay_front_and_report_need_only_the_core(tmp_path: Path) -> None:
-    code = CORE.format(table=str(SHIPPED), runs=str(tmp_path), missing=MISSING)
+    other = tmp_path / "config.json"
+    other.write_text('{"model_type": "gemma3_text"}')
+    runs = tmp_path / "runs"
+    code = CORE.format(table=str(SHIPPED), runs=str(runs), other=str(other), missing=MISSING)
     done = finished([sys.executable, "-c", code], timeout=120)
     assert done.returncode == 0, done.stderr[-3000:]
+    assert "pip install torch transformers" in done.stderr
     assert "Front of" in done.stdout
-    assert (next(tmp_path.iterdir()) / "report.html").stat().st_size > 100_000
+    assert (next(runs.glob("*/report.html"))).stat().st_size > 100_000
 
 
 HELP = """

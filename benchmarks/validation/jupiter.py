@@ -88,7 +88,9 @@ def predict_row(row: dict[str, str], constants: Constants | None = None) -> dict
     if row["study"] == "zero_stage":
         local = 4 if stage == 3 else 2
     job = load_job(f"lmm-{row['model'].lower()}")
-    job = replace(job, global_batch=local * n // u, model=job.model["text_config"], frames=0)
+    # The language model alone, which transformers has no class for.
+    text = {**job.model["text_config"], "model_type": "qwen2"}
+    job = replace(job, global_batch=local * n // u, model=text, frames=0)
     mode = row["mode"] if offloads else "none"
     asynchronous = {"sync": "cpu", "async": "async", "none": "none"}[mode]
     configuration = Configuration.of(

@@ -259,7 +259,7 @@ def _norm_bytes(setup: Setup, t: np.ndarray) -> np.ndarray:
     if not facts.gated or setup.program.fused_blocks:
         return np.zeros_like(t)
     width = 2.0 * facts.hidden + np.zeros_like(t)
-    if facts.family.qk_norm:
+    if facts.qk_norm:
         width = width + (facts.heads + facts.kv_heads) * facts.head_dim / t
     if facts.lora is not None:
         return width * (0.0 if element == 4.0 else 4.0)

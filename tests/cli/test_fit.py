@@ -106,9 +106,9 @@ def test_json_names_the_facts_that_it_used(
 
 
 @pytest.fixture
-def unlisted_job(tmp_path, monkeypatch):
-    """A job of a family that no formula counts exactly, where transformers is not installed."""
-    monkeypatch.setattr("tuner.search_spaces.library_count.is_installed", lambda: False)
+def unlisted_job(tmp_path):
+    """A job of a family that transformers does not have."""
+    pytest.importorskip("transformers")
     sizes = '"hidden_size": 2048, "num_hidden_layers": 16, "num_attention_heads": 16'
     config = f'{{"model_type": "unheard_of", {sizes}, "vocab_size": 32000}}'
     (tmp_path / "config.json").write_text(config)
@@ -122,7 +122,8 @@ def unlisted_job(tmp_path, monkeypatch):
 def test_a_doubted_answer_begins_with_the_doubt_and_has_no_probability(unlisted_job, capsys):
     main(["fit", unlisted_job, "--cluster", "a100-8"])
     printed = capsys.readouterr().out
-    assert printed.startswith("Doubtful: the formulas are not exact for the family unheard_of")
+    assert printed.startswith("Doubtful: transformers ")
+    assert "has no model_type unheard_of" in printed.splitlines()[0]
     assert "probability of fitting" not in printed
     main(["fit", unlisted_job, "--cluster", "cpu-2", "--json"])
     data = json.loads(capsys.readouterr().out)
@@ -132,10 +133,26 @@ def test_a_doubted_answer_begins_with_the_doubt_and_has_no_probability(unlisted_
     assert data["parameter_count"] > 1e8
 
 
+def test_without_transformers_other_models_than_plain_decoders_name_what_to_install(
+    tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr("tuner.search_spaces.library_count.is_installed", lambda: False)
+    (tmp_path / "config.json").write_text('{"model_type": "gemma3"}')
+    code, out, err = run(capsys, f"{tmp_path / 'config.json'} --cluster a100-8")
+    assert (code, out) == (2, "")
+    assert err.strip().endswith("pip install torch transformers")
+    assert len(err.splitlines()) == 1
+    (tmp_path / "config.json").write_text(json.dumps(LLAMA))
+    code, out, _ = run(capsys, f"{tmp_path / 'config.json'} --cluster a100-8 --json")
+    assert json.loads(out)["doubts"] == []
+    for included in ("qwen2.5-7b", "olmoe-1b-7b", "lmm-7b"):
+        assert json.loads(run(capsys, f"{included} --cluster a100-8 --json")[1])["doubts"] == []
+
+
 def test_a_doubted_plan_begins_with_the_doubt(unlisted_job, capsys, tmp_path):
     run = ["--cluster", "a100-8", "--runs-dir", str(tmp_path / "runs"), "--quiet"]
     main(["plan", unlisted_job, *run, "--name", "one"])
-    assert capsys.readouterr().out.lstrip().startswith("Doubtful: the formulas are not exact")
+    assert capsys.readouterr().out.lstrip().startswith("Doubtful: transformers ")
     main(["show", "one", "--runs-dir", str(tmp_path / "runs"), "--json"])
     data = json.loads(capsys.readouterr().out)
     assert len(data["doubts"]) == 1

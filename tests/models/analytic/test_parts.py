@@ -133,10 +133,10 @@ def test_an_expert_that_every_token_visits_is_kept_beside_the_others() -> None:
     config |= {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 101}
     config |= {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
     config |= {"intermediate_size": 96}
-    with_shared = {**config, "shared_expert_intermediate_size": 40}
     kept = []
-    for model_config in (with_shared, config):
-        job = TrainingJob("moe", model_config, sequence_length=128, global_batch=8, steps=1)
+    for width in (80, 40):
+        model = {**config, "shared_expert_intermediate_size": width}
+        job = TrainingJob("moe", model, sequence_length=128, global_batch=8, steps=1)
         setup = AnalyticModel(job, CLUSTER).setup
         kept.append(float(activation_bytes_per_token(setup, np.array([1.0]))[0]))
     # Gate, up, the activated gate and their product, in 16 bits; no router's copies.

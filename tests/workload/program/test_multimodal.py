@@ -103,7 +103,9 @@ def test_frames_that_cannot_be_fed_are_refused_with_the_reason() -> None:
 
 def test_the_analytic_model_charges_the_encoder_to_the_stage_that_embeds() -> None:
     job, cluster = load_job("lmm-7b"), load_cluster("jupiter-32")
-    text = replace(job, model=job.model["text_config"], frames=0)
+    # transformers has no class for the language model alone; its blocks are those of Qwen2.
+    model = {**job.model["text_config"], "model_type": "qwen2"}
+    text = replace(job, model=model, frames=0)
     vision = facts_of(job).vision
     assert vision is not None
     share = vision.forward_flops(job.frames) / facts_of(text).forward_flops(1, 12288)
