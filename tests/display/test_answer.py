@@ -98,6 +98,7 @@ def test_nothing_measured_and_unmet_requests_are_told():
     lines = answer_lines(empty)
     assert lines[0] == "Nothing was measured, so there is nothing to recommend."
     assert lines[1].startswith("Failed: p0003: out of memory: 98 of 85 GB, and 1 more (tuner sh")
+    assert any(line.startswith("Spent: ") for line in lines)  # nothing found, and yet paid for
     unmet = replace(result, choice=replace(result.choice, met=False, sentence="The deadline ..."))
     assert "The deadline ..." in answer_lines(unmet)
 

@@ -273,7 +273,9 @@ def answer_lines(result: Answer) -> list[str]:
     view = View(result)
     if not result.points:
         nothing = f"Nothing was {view.words.found}, so there is nothing to recommend."
-        return [nothing, *_failures(result), *filter(None, [result.stopped]), *_next(result)]
+        spent = [view.spent_line] if result.spent.probes else []
+        stopped = filter(None, [result.stopped])
+        return [nothing, *_failures(result), *stopped, *spent, *_next(result)]
     lines = [*doubt_lines(result.plan.doubts if result.plan else ()), *_advice(result)]
     if (found := result.micro_batch) is not None:
         lines += micro_batch_lines(found)

@@ -32,6 +32,9 @@ from tuner.workload.records.limits import ProbeLimits
 from tuner.workload.records.power_sample import PowerSample
 from tuner.workload.records.probe import FAILURES, Failure, WindowPolicy, shown_by
 
+#: A training that ends by itself within this time, seconds, is over before a search could repay
+#: itself: one probe takes about as long, and a search makes several.
+SHORT_TRAINING_S = 60.0
 #: Windows of one setting that are discarded because of a compilation; the next one counts, flagged.
 COMPILED_WINDOWS = 2
 #: Warm-up is judged by blocks of whole steps this long (a step where steps are longer), ...
@@ -117,6 +120,7 @@ class Conductor:
         self.arrivals = Arrivals()  # of the ranks, in each step
         self._facts: dict[int, Mapping[str, Any]] = {}  # of each rank, where a launch asks for them
         self._last_at_s = 0.0
+        self._first_s, self._latest_s = math.nan, math.nan  # ends of the first and the last step
         self._seen = 0  # the last step of any rank, which may lie before the next boundary
         self._fastest_s = math.inf  # time of a step, the mean between two boundaries
         self._most_steps = most_steps
@@ -308,13 +312,19 @@ class Conductor:
             if event.step > target or (event.kind == "at" and event.step != target):
                 continue  # no rank goes on by itself: the program wrote this
             if event.kind in ("step", "at"):
-                self._seen = max(self._seen, event.step)
+                self._see(event)
                 ends[event.step] = max(ends.get(event.step, 0.0), event.time_s)
             if event.kind == "at":
                 arrived.add(event.rank)
         self.done = target
         self._last_at_s = ends[target]
         return [ends[step] for step in sorted(ends)]
+
+    def _see(self, event: Event) -> None:
+        self._seen = max(self._seen, event.step)
+        if math.isnan(self._first_s):
+            self._first_s = event.time_s
+        self._latest_s = event.time_s
 
     def _next(self, limit_s: float) -> Event:
         """Return the next event; raise a failure with the best explanation."""
@@ -375,10 +385,15 @@ class Conductor:
         if self._most_steps is not None and 0 < self._fastest_s < math.inf:
             most = self._most_steps(self._fastest_s)
         enough = f"at least {most:,}" if most > self._seen else "more"
+        took_s = self._latest_s - self._first_s
+        ended = f"the program ended by itself after {_steps(self._seen)}"
+        incomplete = "before the measurement was complete"
+        if took_s >= SHORT_TRAINING_S or self._seen < 2:
+            return Failure("ended", f"{ended}, {incomplete}; give it {enough} steps")
         return Failure(
             "ended",
-            f"the program ended by itself after {_steps(self._seen)}, before the measurement was "
-            f"complete; give it {enough} steps",
+            f"{ended} in {took_s:.2g} s, {incomplete}: a training as short as this is not worth "
+            f"tuning; if it stands for a longer one, give it {enough} steps",
         )
 
 

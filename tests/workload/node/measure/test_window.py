@@ -129,6 +129,39 @@ class TestAProgramThatEndsTooEarly:
                 assert max(told) > steps
         assert self.probe(max(told), step_s, policy) == ""
 
+    @pytest.mark.parametrize(
+        ("steps", "step_s", "took"),
+        [
+            (4000, lambda n: 0.0007, "in 2.8 s"),
+            (20, lambda n: 0.5, "in 9.5 s"),
+            (300, lambda n: 2.0 if n < 2 else 0.001, "in 0.3 s"),  # after a long first step
+            (119, lambda n: 0.5, "in 59 s"),
+        ],
+    )
+    def test_a_training_of_seconds_is_not_worth_tuning(
+        self, steps: int, step_s: Callable[[int], float], took: str
+    ) -> None:
+        message = self.probe(steps, step_s, WindowPolicy(settle_s=0.0, min_s=80.0, max_s=80.0))
+        assert message.startswith(
+            f"the program ended by itself after {steps:,} optimizer steps {took}, before the "
+            "measurement was complete: a training as short as this is not worth tuning; if it "
+            "stands for a longer one, give it at least "
+        )
+
+    @pytest.mark.parametrize(("steps", "step_s"), [(122, 0.5), (3, 40.0)])
+    def test_a_longer_one_is(self, steps: int, step_s: float) -> None:
+        policy = WindowPolicy(settle_s=0.0, min_s=200.0, max_s=200.0)
+        message = self.probe(steps, lambda n: step_s, policy)
+        assert message.startswith(f"the program ended by itself after {steps} optimizer steps, be")
+        assert "worth" not in message
+
+    @pytest.mark.parametrize(("steps", "step_s"), [(120, 0.5), (60, 1.0), (60_000, 0.001)])
+    def test_a_minute_is_enough_for_a_window_of_20_s(self, steps: int, step_s: float) -> None:
+        scene = Scene(lambda n: step_s, steps=steps)
+        step_time_s = scene.conductor.warm_up().step_time_s
+        window = scene.measure(WindowPolicy(min_s=20.0, max_s=20.0), step_time_s)
+        assert sum(window.step_times_s) >= 19.5
+
     def test_one_step_tells_of_no_number(self) -> None:
         assert self.probe(1, lambda n: 1.0, POLICY) == (
             "the program ended by itself after 1 optimizer step, before the measurement was "
