@@ -26,8 +26,8 @@ from benchmarks.validation.comparison import table
 from benchmarks.validation.ran import Ran, read_runs, verdict
 from benchmarks.validation.torch_fsdp import fsdp_bytes
 from benchmarks.validation.torch_memory import BatchCount, count
-from tuner.answer.fit import LIKELY
 from tuner.models.analytic.model import AnalyticModel
+from tuner.planner.fit import LIKELY
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import TrainingJob, load_job

@@ -47,7 +47,7 @@ def _one(space: str, gpus: Sequence[int]) -> dict[str, float]:
     """Make one plan in this process; its seconds, its size and the peak of its memory."""
     import resource
 
-    from tuner.answer.plan import plan_table
+    from tuner.planner.plan import plan_table
     from tuner.search_spaces.cluster import load_cluster
     from tuner.search_spaces.job import load_job
     from tuner.search_spaces.space import default_configuration, load_space

@@ -39,7 +39,7 @@ LAYERS = (
     *("formatting", "pareto", "storage", "terminal"),
     *("problem", "executors", "search", "answer", "study"),
     *("online", "receipt", "callbacks", "display", "result", "deploy", "api", "cli"),
-    *("dashboard", "testing"),
+    *("planner", "exchange", "dashboard", "testing"),
 )
 #: Packages of `tuner.workload` from the ground up: each may import those before it.
 WORKLOAD_PARTS = ("records", "hook", "scripts", "program", "node")

@@ -18,7 +18,7 @@ import numpy as np
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import TrainingJob
-from tuner.search_spaces.plugins import Plugins, Socket, plugins_of
+from tuner.search_spaces.plugins import Plugins, Socket, is_left_out, plugins_of
 
 SOCKET = Socket("joulefront.priors", "prior", 1, ("prior_of",))
 #: Modules of this package that provide priors; an installation may leave them out.
@@ -100,6 +100,6 @@ def _shipped() -> Sequence[Any]:
         try:
             found.append(importlib.import_module(module))
         except ModuleNotFoundError as error:  # a part that this installation leaves out
-            if not (error.name or "").startswith("tuner."):
+            if not is_left_out(error):
                 raise
     return found

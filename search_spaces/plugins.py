@@ -81,6 +81,11 @@ def plugins_of(
     return Plugins(found, left_out)
 
 
+def is_left_out(error: ModuleNotFoundError) -> bool:
+    """Return whether a module is missing that only this package has: a part of an extra."""
+    return (error.name or "").partition(".")[0] == "tuner"
+
+
 def left_out_sentence(socket: Socket, point: EntryPoint, fault: str) -> str:
     """Return one sentence that names the plug-in, its distribution and what is expected."""
     origin = f" of {point.dist.name}" if point.dist is not None else ""

@@ -10,9 +10,10 @@ import pytest
 import tuner
 from tests.support.commands import finished
 from tests.support.studies import write_table
+from tuner.planner.request import PlanRequest
 from tuner.problem.limits import Limits
 from tuner.problem.run_folder import RunFolder
-from tuner.study.request import PlanRequest, StudyOptions, StudyRequest
+from tuner.study.request import StudyOptions, StudyRequest
 
 pytestmark = pytest.mark.usefixtures("next_candidates")
 

@@ -10,12 +10,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tuner.answer.fit import fit
     from tuner.answer.parts import Interval, Point, Recommendation
-    from tuner.api import load_result, optimize, plan, replay
+    from tuner.api import load_result, optimize, replay
     from tuner.callbacks import EnergyLog, log_energy
     from tuner.display.progress import track
     from tuner.online.block import tuning
+    from tuner.planner.api import plan
+    from tuner.planner.fit import fit
     from tuner.problem.constraints import Constraints
     from tuner.problem.settings import SearchSettings
     from tuner.result import Result
@@ -57,11 +58,12 @@ __all__ = [
 ]
 
 _NAMES = {
-    "tuner.api": ("load_result", "optimize", "plan", "replay"),
+    "tuner.api": ("load_result", "optimize", "replay"),
     "tuner.callbacks": ("EnergyLog", "log_energy"),
     "tuner.display.progress": ("track",),
     "tuner.online.block": ("tuning",),
-    "tuner.answer.fit": ("fit",),
+    "tuner.planner.api": ("plan",),
+    "tuner.planner.fit": ("fit",),
     "tuner.problem.constraints": ("Constraints",),
     "tuner.problem.settings": ("SearchSettings",),
     "tuner.answer.parts": ("Interval", "Point", "Recommendation"),

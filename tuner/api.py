@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, nullcontext
 from dataclasses import fields, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
@@ -18,12 +17,11 @@ from tuner.problem.constraints import Constraints, LimitOptions
 from tuner.problem.job_request import JobRequest
 from tuner.problem.run_folder import RunFolder, find_run, new_name
 from tuner.problem.settings import SearchSettings
-from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
 from tuner.study.callbacks import Notify
-from tuner.study.request import PlanRequest, StudyOptions, StudyRequest
+from tuner.study.request import StudyOptions, StudyRequest
 from tuner.workload.node.meters.time_meter import time_alone
 from tuner.workload.node.meters.user_meter import own_meter
 from tuner.workload.scripts.command import Script
@@ -36,11 +34,11 @@ if TYPE_CHECKING:
     from tuner.result import Result
     from tuner.search.planner import ProbePlanner
     from tuner.study.callbacks import Show
-    from tuner.study.csv_import import CsvOptions
     from tuner.study.dry_run import DryRun
+    from tuner.workload.records.probe import ProbeRecord
     from tuner.workload.records.replay import RecordingRunner
 
-__all__ = ["dry_run", "front_of_csv", "load_result", "optimize", "plan", "replay", "search_for"]
+__all__ = ["dry_run", "load_result", "optimize", "replay", "search_for"]
 
 #: Arguments of `optimize` on what it shows and writes.
 _SHOWN = ("report", "progress", "on_progress")
@@ -48,7 +46,8 @@ Request = TypeVar("Request", bound=JobRequest)
 
 
 @contextmanager
-def _receiver(progress: bool, on_progress: Notify | None) -> Iterator[Notify]:
+def receiver(progress: bool, on_progress: Notify | None) -> Iterator[Notify]:
+    """Yield the receiver of progress events: a live view, and the caller's own."""
     from tuner.display.live import shown
     from tuner.display.progress import ProgressLogger
 
@@ -63,7 +62,7 @@ def _metered(request: StudyRequest) -> Iterator[None]:
         yield
 
 
-def _request(given: dict[str, Any], kind: type[Request]) -> Request:
+def request_of(given: dict[str, Any], kind: type[Request]) -> Request:
     """Return the request of a function's arguments by their names, its `limits` included."""
     job = given.get("job")
     if job is not None and not isinstance(job, str | Path):  # a name is found later
@@ -110,7 +109,7 @@ def optimize(
     shown = {name: given.pop(name) for name in _SHOWN if name in given}
     limits = given.keys() - {item.name for item in fields(StudyRequest)}
     given["limits"] = {name: given[name] for name in limits}
-    return search_for(_request(given, StudyRequest), **shown)
+    return search_for(request_of(given, StudyRequest), **shown)
 
 
 def search_for(
@@ -128,7 +127,7 @@ def search_for(
     """
     with (
         _metered(request),
-        _receiver(progress, on_progress) as notify,
+        receiver(progress, on_progress) as notify,
         closing(LocalNode()) as node,
     ):
         problem, run, request = request.checked(notify).prepared(notify, node)
@@ -137,10 +136,10 @@ def search_for(
         from tuner.study.session import Session
 
         if request.plan is not None:
-            from tuner.study.plan_run import probes_of_plan
+            from tuner.answer.views import view_named
 
             plan = load_result(request.plan, runs_dir=request.runs_dir)
-            planned, problem = probes_of_plan(plan, problem)
+            planned, problem = view_named("plan").first_probes(plan, problem)
             request = replace(request, try_first=(*request.try_first, *planned))
         session = Session(
             problem,
@@ -155,10 +154,10 @@ def search_for(
             ),
             request,
             run=run,
-            show=_show(run, report),
+            show=shown_in(run, report),
             notify=notify,
         )
-        return _with_views(session.run())
+        return result_of_answer(session.run())
 
 
 def dry_run(request: StudyRequest, on_progress: Notify | None = None) -> DryRun:
@@ -171,57 +170,6 @@ def dry_run(request: StudyRequest, on_progress: Notify | None = None) -> DryRun:
             return describe_script(request.script, request)
         problem, run, request = request.prepared(on_progress)
         return describe(problem, request, run)
-
-
-def plan(
-    job: TrainingJob | str | Path | None = None,
-    *,
-    cluster: Cluster | str = "auto",
-    space: str | None = None,
-    gpus: Sequence[int] = (),
-    constraints: Constraints | None = None,
-    baseline: Configuration | str | Path | Sequence[str | Path] | None = None,
-    allow_changed_training: bool = False,
-    run: str | Path | None = None,
-    name: str | None = None,
-    runs_dir: str | Path = "runs",
-    report: bool = True,
-    progress: bool = True,
-    on_progress: Notify | None = None,
-    **limits: Unpack[LimitOptions],
-) -> Result:
-    """Predict every configuration of a space, and choose on the exact front of the models.
-
-    Nothing is measured, and every point has the source "predicted". Its intervals hold the known
-    error of the models.
-
-    Args:
-        gpus: numbers of GPUs to compare (`Result.plan.sizes`), up to the cluster's, with whole
-            nodes; if none is given, every number up to the cluster's may be used.
-        run: plan for `gpus` what this run tuned, up to more GPUs than it probed, with the models
-            corrected by its probes; it says job, cluster and space.
-
-    The other arguments are those of `optimize`.
-
-    Raises:
-        InputError: the input is wrong, or nothing fits; one sentence.
-    """
-    request = _request(locals(), PlanRequest)
-    return plan_for(request, report=report, progress=progress, on_progress=on_progress)
-
-
-def plan_for(
-    request: PlanRequest,
-    *,
-    report: bool = True,
-    progress: bool = True,
-    on_progress: Notify | None = None,
-) -> Result:
-    """Return the plan of a request, as `plan` does of its arguments."""
-    from tuner.study.plan_run import run_plan
-
-    with _receiver(progress, on_progress) as notify:
-        return _with_views(run_plan(request, lambda run: _show(run, report), notify))
 
 
 def replay(
@@ -261,7 +209,7 @@ def replay(
         InputError: the recording cannot be read, or an argument is wrong; one sentence, with the
             file and line. It is a ValueError.
     """
-    request = _request(locals(), StudyRequest)
+    request = request_of(locals(), StudyRequest)
     from tuner.problem.from_recording import recorded_problem
     from tuner.study.session import Session
 
@@ -274,16 +222,16 @@ def replay(
     settings = replace(settings, verify=settings.verify and problem.recording.varies)
     executor = SimulatedExecutor(runner, capacity=in_flight)
     run = RunFolder.named(runs_dir, name or new_name(f"replay-{problem.name}", runs_dir))
-    with _receiver(progress, on_progress) as notify:
+    with receiver(progress, on_progress) as notify:
         session = Session(
             problem,
             lambda run, announce: executor,
             replace(request, search=settings),
             run=run,
-            show=_show(run, report),
+            show=shown_in(run, report),
             notify=notify,
         )
-        return _with_views(session.run())
+        return result_of_answer(session.run())
 
 
 def _in_recorded_order(
@@ -304,37 +252,24 @@ def load_result(run: str | Path | None = None, *, runs_dir: str | Path = "runs")
     """
     from tuner.study.load import result_of
 
-    return _with_views(result_of(find_run(run, runs_dir)))
+    return result_of_answer(result_of(find_run(run, runs_dir)))
 
 
-def front_of_csv(
-    paths: Sequence[str | Path],
-    options: CsvOptions,
-    *,
-    baseline: Sequence[str] = (),
-    name: str | None = None,
-    runs_dir: str | Path = "runs",
-) -> tuple[Result, str]:
-    """Return the front of past runs, with its report, and a sentence on how columns were read.
-
-    `baseline` is KNOB=VALUE of the configuration in use today. An InputError says which file cannot
-    be read, or which column is not there.
-    """
-    from tuner.deploy.answer_files import write_answer
-    from tuner.study.csv_import import import_runs
-    from tuner.study.load import result_of
-
-    run, read = import_runs(paths, options, baseline, name, runs_dir)
-    return _with_views(write_answer(run, result_of(run), run.records())), read
-
-
-def _with_views(answer: Answer) -> Result:
+def result_of_answer(answer: Answer) -> Result:
+    """Return the public result of an answer."""
     from tuner.result import Result
 
     return Result.of(answer)
 
 
-def _show(run: RunFolder, report: bool) -> Show | None:
-    from tuner.deploy.answer_files import write_answer
+def shown_in(run: RunFolder, report: bool = True) -> Show | None:
+    """Return the receiver of an answer that lets the views write their files into a run."""
 
-    return partial(write_answer, run) if report else None
+    from tuner.answer.views import views
+
+    def write(answer: Answer, records: Sequence[ProbeRecord]) -> Answer:
+        for view in views():
+            answer = view.write(run, answer, records)
+        return answer
+
+    return write if report else None

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.validation.gpt2 import gpt2
-from tuner.answer.fit import LIKELY, SURE
 from tuner.models.analytic.model import AnalyticModel, Program
 from tuner.models.memory_margin import MemoryMargin
 from tuner.models.prior import Prediction
+from tuner.planner.fit import LIKELY, SURE
 from tuner.search_spaces.cluster import Cluster, Device, load_cluster, load_device
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import TrainingJob

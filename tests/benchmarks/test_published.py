@@ -10,14 +10,14 @@ import pytest
 from benchmarks.validation import clock_study, jupiter, mpt, sailor, unseen
 from benchmarks.validation.comparison import quantiles, table
 from tests.support.traces import TRACES
-from tuner.answer.predict import forecast
-from tuner.display.plan_text import breakdown_lines, cost_lines
 from tuner.models.analytic.constants import constants_of
 from tuner.models.analytic.model_error import (
     error_parts,
     known_error_lines,
     known_errors,
 )
+from tuner.planner.predict import forecast
+from tuner.planner.text import breakdown_lines, cost_lines
 from tuner.search_spaces.cluster import load_device
 from tuner.search_spaces.job import load_job
 

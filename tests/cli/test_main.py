@@ -1,6 +1,7 @@
 """The command: exit codes, one sentence for bad input, and what it prints."""
 
 import json
+import os
 import re
 import shutil
 import signal
@@ -345,7 +346,8 @@ def test_a_probe_needs_neither_ray_nor_optuna(tmp_path):
         sys.exit(main(words.split()))
     """
     # study_tools models with the analytic model, which is NumPy alone.
-    ended = python(code, cwd=tmp_path)
+    root = str(Path(__file__).parents[2])
+    ended = python(code, cwd=tmp_path, env={**os.environ, "PYTHONPATH": root})
     assert ended.returncode == 0, ended.stderr
     answer = json.loads(ended.stdout)
     assert {"data_parallel": 2, "micro_batch": 4}.items() <= answer["request"]["launch"].items()

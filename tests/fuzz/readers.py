@@ -140,7 +140,7 @@ def _tails(folder: Path) -> Try:
 
 def _plans(folder: Path) -> Try:
     from tests.fuzz.kinds import command
-    from tuner.answer.plan import PLAN_FILE, read_plan
+    from tuner.planner.plan import PLAN_FILE, read_plan
 
     command("plan", "tiny-gpt", "--cluster", "cpu-2", "--name", "planned", "--quiet")
     (folder / "plan").mkdir()

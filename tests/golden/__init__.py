@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from tuner.answer import plan
 from tuner.cli.main import main
 from tuner.display.notebook import result_html
+from tuner.planner import plan
 from tuner.problem import problem
 from tuner.study import load
 

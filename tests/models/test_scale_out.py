@@ -17,7 +17,6 @@ import tuner
 from tests.models.far_clusters import covered
 from tests.models.misjudged_clusters import compare
 from tests.support.studies import run_optimize as optimize
-from tuner.answer.predict import forecast
 from tuner.cli.main import main
 from tuner.executors.local import SimulatedExecutor
 from tuner.models import scale_out
@@ -35,6 +34,7 @@ from tuner.models.scale_out import (
     predictor,
 )
 from tuner.models.simulated_cluster import SimulatedRunner
+from tuner.planner.predict import forecast
 from tuner.search_spaces.cluster import Cluster, enlarged, load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InvalidValue

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from tuner.cli.parser import Commands
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.extras import install_command
-from tuner.search_spaces.plugins import Plugins, Socket, plugins_of
+from tuner.search_spaces.plugins import Plugins, Socket, is_left_out, plugins_of
 
 SOCKET = Socket("joulefront.commands", "command", 1, ("add",))
 
@@ -37,10 +37,10 @@ class Provider:
 #: In the order of the reference (docs/cli.md).
 SHIPPED = (
     Provider("tuner.cli.optimize", ("optimize", "replay")),
-    Provider("tuner.cli.plan", ("plan", "fit"), "planner"),
+    Provider("tuner.planner.command", ("plan", "fit"), "planner"),
     Provider("tuner.cli.demo", ("demo",), "simulated cluster"),
     Provider("tuner.cli.runs", ("show", "choose", "runs")),
-    Provider("tuner.cli.exchange", ("import", "export"), "exchange of runs"),
+    Provider("tuner.exchange.command", ("import", "export"), "exchange of runs"),
     Provider("tuner.cli.compare", ("compare", "explain"), "comparison"),
     Provider("tuner.dashboard.command", ("dashboard",), "dashboard"),
     Provider("tuner.cli.deploy", ("apply", "run"), "deployment"),
@@ -71,11 +71,6 @@ def add_commands(commands: Commands, shipped: Sequence[Provider] = SHIPPED) -> P
         else:
             added[name] = plugin
     return Plugins(added, left_out)
-
-
-def is_left_out(error: ModuleNotFoundError) -> bool:
-    """Return whether a module is missing that only this package has: a part of an extra."""
-    return (error.name or "").partition(".")[0] == "tuner"
 
 
 def left_out_error(command: str, extra: str) -> InputError:

@@ -16,11 +16,12 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from tuner.cli.command_table import add_commands, is_left_out, left_out_error
+from tuner.cli.command_table import add_commands, left_out_error
 from tuner.cli.interrupts import SIGNALS, Interrupts
 from tuner.cli.options import BAD_INPUT, FAILED, INTERRUPTED, OK
 from tuner.cli.parser import GROUPS, Commands, Parser, print_latest, take_latest
 from tuner.search_spaces.errors import InputError, NothingToTry
+from tuner.search_spaces.plugins import is_left_out
 from tuner.terminal import OUTPUT, visible_streams
 from tuner.workload.scripts.rights import refuse_sudo
 

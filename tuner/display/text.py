@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from tuner.answer.another_choice import choose
 from tuner.answer.answer import Answer
 from tuner.answer.judge import WORTH
 from tuner.answer.parts import AnotherChoice, Evidence, Explanation, Point
+from tuner.answer.views import plugin_notices, views
 from tuner.display.advice import (
     advice_lines,
     continuation,
@@ -24,7 +25,6 @@ from tuner.display.advice import (
 )
 from tuner.display.columns import TEXT, WITH_INTERVAL, Text, energy_columns
 from tuner.display.micro_batch_text import micro_batch_lines
-from tuner.display.plan_text import doubt_lines, plan_lines, probe_lines, share_lines
 from tuner.display.view import View, failures_of, figure_texts
 from tuner.formatting import (
     Units,
@@ -34,6 +34,7 @@ from tuner.formatting import (
     label,
     number,
     ordered_knobs,
+    percent,
     probability,
     right_aligned,
     settings_legend,
@@ -170,7 +171,8 @@ def summary_lines(result: Answer) -> list[str]:
             probe = f"{record.request.probe_id} {record.request.launch.short}"
             lines.append(f"Failed: {probe}: {record.failure.sentence}")
     lines += [f"Straggler in {probe}: {sentence(each)}" for probe, each in result.stragglers]
-    lines += [*plan_lines(result), *probe_lines(result)]
+    for each in views():
+        lines += each.summary_lines(result)
     lines += legend_lines(lines)
     if result.report_path is not None:
         lines.append(f"Report: {result.report_path}")
@@ -254,6 +256,21 @@ def explanation_lines(explanation: Explanation) -> list[str]:
     return [*lines, *([""] if explanation.notes else []), *explanation.notes]
 
 
+def share_lines(title: str, parts: Mapping[str, float], unit: str) -> list[str]:
+    """Return parts of a whole as a table: value and share, below a title."""
+    if not parts:  # a device whose file says that it draws nothing
+        return [title, f"  0 {unit}"]
+    total = math.fsum(parts.values())
+    wide = max(len(name) for name in parts)
+    return [
+        title,
+        *(
+            f"  {name:<{wide}}  {number(value):>9} {unit}  {percent(value / total):>6}"
+            for name, value in parts.items()
+        ),
+    ]
+
+
 def menu(result: Answer) -> list[tuple[str, Point]]:
     """Return the fastest point, the knee and the least energy, each point once with its names."""
     if not View(result).has_energy:
@@ -276,7 +293,8 @@ def answer_lines(result: Answer) -> list[str]:
         spent = [view.spent_line] if result.spent.probes else []
         stopped = filter(None, [result.stopped])
         return [nothing, *_failures(result), *stopped, *spent, *_next(result)]
-    lines = [*doubt_lines(result.plan.doubts if result.plan else ()), *_advice(result)]
+    lines = [line for each in views() for line in each.opening_lines(result)]
+    lines += _advice(result)
     if (found := result.micro_batch) is not None:
         lines += micro_batch_lines(found)
     if not result.choice.met:
@@ -284,13 +302,14 @@ def answer_lines(result: Answer) -> list[str]:
     lines += [*_menu_lines(view), *_sharding_lines(result)]
     if result.baseline is not None and result.replaced_baselines:
         lines.append(f"Today: {result.baseline.configuration.short}, {result.baseline_name}.")
-    if result.plan is not None:
-        lines += plan_lines(result)
-    else:
+    for each in views():
+        lines += each.answer_lines(result)
+    if result.plan is None:
         lines.append(view.spent_line)
     lines += [view.notices] if view.notices else []
     if not view.failed_in_passing:
         lines += _failures(result)
+    lines += [f"{notice[:1].upper()}{notice[1:]}." for notice in plugin_notices()]
     return [*lines, *_stopped(result), *_next(result)]
 
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from tuner.answer.answer import Answer
-from tuner.answer.plan import PLAN_FILE, plan_result, read_plan
 from tuner.answer.state import build_result
+from tuner.answer.views import view_named
 from tuner.problem.constraints import Constraints
 from tuner.problem.from_job import problem_of_job
 from tuner.problem.from_recording import table_problem
@@ -51,8 +51,8 @@ MOST_ENUMERATED = 20_000
 
 def result_of(folder: RunFolder) -> Answer:
     """Return the result of an existing run, from its folder alone."""
-    if (folder.path / PLAN_FILE).exists():
-        result = plan_result(load_spec(folder, ()), read_plan(folder.path))
+    if "plan" in (folder.read_study() or {}):
+        result = view_named("plan").answer_of(folder)
     else:
         records = folder.records()
         result = study_result(load_spec(folder, records), records)

@@ -293,16 +293,6 @@ class StudyRequest(JobRequest):
         )
 
 
-@dataclass(frozen=True)
-class PlanRequest(JobRequest):
-    """Arguments of `tuner.plan`, which documents them."""
-
-    gpus: Sequence[int] = ()
-    run: str | Path | None = None
-    name: str | None = None
-    runs_dir: str | Path = "runs"
-
-
 def _announcing(notify: Notify | None) -> Announce:
     return lambda sentence: None if notify is None else notify(Progress("note", None, sentence))
 

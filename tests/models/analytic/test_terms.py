@@ -8,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tuner.answer.predict import forecast
 from tuner.models.analytic.constants import constants_of
 from tuner.models.analytic.model import AnalyticModel
+from tuner.planner.predict import forecast
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import load_job

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.studies import write_table
+from tuner.exchange.csv_import import CsvOptions, import_runs
 from tuner.search_spaces.errors import InputError
-from tuner.study.csv_import import CsvOptions, import_runs
 from tuner.workload.records.csv_cells import Cells, scale_of
 from tuner.workload.records.csv_files import read_csv
 from tuner.workload.records.table import load_table

@@ -19,9 +19,6 @@ import numpy as np
 
 from tuner.answer.answer import Answer
 from tuner.answer.choice import front_of
-from tuner.answer.correction import Correction
-from tuner.answer.evaluate import Evaluation, evaluate
-from tuner.answer.failures import with_failures
 from tuner.answer.front_uncertainty import attainment_of
 from tuner.answer.judge import Judge
 from tuner.answer.parts import (
@@ -44,6 +41,9 @@ from tuner.models.analytic.model_error import (
 )
 from tuner.models.simulated_cluster import simulated_meter
 from tuner.pareto import knee, probability_nondominated
+from tuner.planner.correction import Correction
+from tuner.planner.evaluate import Evaluation, evaluate
+from tuner.planner.failures import with_failures
 from tuner.problem.constraints import Constraints
 from tuner.problem.from_job import does_not_fit
 from tuner.problem.problem import versions

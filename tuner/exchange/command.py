@@ -9,13 +9,13 @@ from pathlib import Path
 from tuner.cli.arguments import add_shared
 from tuner.cli.options import OK, add_options, answer, made_of_options
 from tuner.cli.parser import Commands
+from tuner.exchange.csv_import import CsvOptions
 from tuner.search_spaces.errors import InputError, UnknownName
-from tuner.study.csv_import import CsvOptions
 
 
 def _import(args: argparse.Namespace) -> int:
-    from tuner.api import front_of_csv
     from tuner.display.text import summary_lines
+    from tuner.exchange.csv_import import front_of_csv
 
     if not args.files:
         raise InputError("name the CSV files: tuner import FILE ...")

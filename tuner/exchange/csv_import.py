@@ -15,6 +15,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tuner.answer.configuration_names import same_value
 from tuner.problem.run_folder import RunFolder, new_name
@@ -34,6 +35,9 @@ from tuner.workload.records.csv_files import (
 from tuner.workload.records.probe import Measurement, MeterInfo, ProbeRecord, ProbeRequest
 from tuner.workload.records.table import TablePoint, load_table, positive
 from tuner.workload.records.trace import TraceWriter
+
+if TYPE_CHECKING:
+    from tuner.result import Result
 
 
 @dataclass(frozen=True)
@@ -261,3 +265,25 @@ def import_runs(
     where = ", ".join(map(str, files))
     read = f"Read {len(reader.runs)} rows of {where}: {', '.join(reader.read.values())}."
     return run, " ".join([read, *([left_out_sentence(reader.left_out)] if reader.left_out else [])])
+
+
+def front_of_csv(
+    paths: Sequence[str | Path],
+    options: CsvOptions,
+    *,
+    baseline: Sequence[str] = (),
+    name: str | None = None,
+    runs_dir: str | Path = "runs",
+) -> tuple[Result, str]:
+    """Return the front of past runs, with its report, and a sentence on how columns were read.
+
+    `baseline` is KNOB=VALUE of the configuration in use today. An InputError says which file cannot
+    be read, or which column is not there.
+    """
+    from tuner.api import result_of_answer, shown_in
+    from tuner.study.load import result_of
+
+    run, read = import_runs(paths, options, baseline, name, runs_dir)
+    show = shown_in(run)
+    assert show is not None
+    return result_of_answer(show(result_of(run), run.records())), read

@@ -14,12 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from tuner.answer.saving import saving_bytes
 from tuner.models.analytic.memory import DEVICE_PARTS
 from tuner.models.analytic.model import AnalyticModel
 from tuner.models.analytic.model_error import known_errors
 from tuner.models.memory_margin import MemoryMargin
 from tuner.models.prior import Prediction
+from tuner.planner.saving import saving_bytes
 from tuner.problem.from_job import cluster_to_predict
 from tuner.search_spaces.baseline import changed_default
 from tuner.search_spaces.cluster import Cluster, enlarged

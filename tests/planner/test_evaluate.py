@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 
-from tuner.answer import evaluate as module
-from tuner.answer.evaluate import Evaluation, evaluate
 from tuner.models.analytic.model import AnalyticModel
 from tuner.pareto import nondominated
+from tuner.planner import evaluate as module
+from tuner.planner.evaluate import Evaluation, evaluate
 from tuner.search_spaces.cluster import Cluster, load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import TrainingJob, load_job

@@ -13,11 +13,11 @@ from functools import partial
 
 import numpy as np
 
-from tuner.answer.failures import with_failures
 from tuner.models.analytic.constants import Constants
 from tuner.models.analytic.model import AnalyticModel
 from tuner.models.prior import Prediction
 from tuner.pareto import nondominated
+from tuner.planner.failures import with_failures
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.job import TrainingJob

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 import tuner
-from tuner.display.plan_text import large_lines, plan_lines
 from tuner.models.analytic.failures import interruptions
+from tuner.planner.text import large_lines, plan_lines
 from tuner.result import Result
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.errors import InputError

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import tuner
-from tuner.answer.fit import LIKELY, SURE, Fit, fit
 from tuner.models.analytic.model import AnalyticModel
 from tuner.models.memory_margin import MemoryMargin
+from tuner.planner.fit import LIKELY, SURE, Fit, fit
 from tuner.search_spaces.cluster import Cluster, enlarged, load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, InvalidConfiguration, UnknownName

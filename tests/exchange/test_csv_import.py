@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.support.studies import run_replay as replay
-from tuner.api import front_of_csv, load_result
+from tuner.api import load_result
 from tuner.cli.main import main
+from tuner.exchange.csv_import import CsvOptions, front_of_csv
 from tuner.search_spaces.errors import InputError
-from tuner.study.csv_import import CsvOptions
 
 PAST = """run,batch_size,gpus,clock_MHz,runtime_h,energy_kWh,final_loss
 a1,32,4,1200,10.5,9.1,2.31

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tuner.answer.fit import Fit, fit
+from tuner.planner.fit import Fit, fit
 from tuner.problem.from_job import cluster_of
 from tuner.search_spaces.cluster import Cluster, enlarged
 from tuner.search_spaces.configuration import Configuration, Settings

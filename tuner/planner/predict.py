@@ -35,7 +35,7 @@ class Forecast:
     doublings: float = 0.0
 
     def to_json(self) -> dict[str, Any]:
-        """Return the figures that `tuner.answer.fit.Fit` lacks, as JSON values."""
+        """Return the figures that `tuner.planner.fit.Fit` lacks, as JSON values."""
         steps = self.job.steps
         return {
             **asdict(self.breakdown),

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from tuner.answer.answer import Answer
-from tuner.answer.fit import SURE, Change, Fit, Headroom
 from tuner.answer.parts import PlanFacts
-from tuner.answer.predict import Forecast
+from tuner.display.text import share_lines
 from tuner.display.view import figure_texts
 from tuner.formatting import (
     Units,
@@ -16,13 +14,14 @@ from tuner.formatting import (
     duration,
     energy_text,
     number,
-    percent,
     right_aligned,
     settings_legend,
     settings_text,
     signed_percent,
 )
 from tuner.models.analytic.failures import interruptions
+from tuner.planner.fit import SURE, Change, Fit, Headroom
+from tuner.planner.predict import Forecast
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.job import TrainingJob, job_names
 from tuner.search_spaces.knobs import short_word
@@ -275,21 +274,6 @@ def _unknown(fit: Fit) -> tuple[str, ...]:
         f"  peak memory: unknown on {fit.cluster.device.name}: peaks were compared with "
         "measurements on other devices only (python -m benchmarks.fit); the first probe tells",
     )
-
-
-def share_lines(title: str, parts: Mapping[str, float], unit: str) -> list[str]:
-    """Return parts of a whole as a table: value and share, below a title."""
-    if not parts:  # a device whose file says that it draws nothing
-        return [title, f"  0 {unit}"]
-    total = math.fsum(parts.values())
-    wide = max(len(name) for name in parts)
-    return [
-        title,
-        *(
-            f"  {name:<{wide}}  {number(value):>9} {unit}  {percent(value / total):>6}"
-            for name, value in parts.items()
-        ),
-    ]
 
 
 def _corrected_lines(forecast: Forecast) -> list[str]:

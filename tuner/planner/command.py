@@ -18,11 +18,11 @@ from tuner.cli.options import (
     progress,
 )
 from tuner.cli.parser import Commands
+from tuner.planner.request import PlanRequest
 from tuner.problem.constraints import Constraints
 from tuner.problem.job_request import JobRequest
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.typed_json import whole_number
-from tuner.study.request import PlanRequest
 
 if TYPE_CHECKING:
     from tuner.search_spaces.job import TrainingJob
@@ -32,8 +32,8 @@ def _plan(args: argparse.Namespace) -> int:
     given = any((args.job, args.space, args.baseline, args.cluster != "auto"))
     if args.run is not None and (given or given_options(args, JobRequest)):
         raise InputError("--run says what is trained, where and in which space; give --gpus")
-    from tuner.api import plan_for
     from tuner.display.text import answer_lines
+    from tuner.planner.api import plan_for
 
     job, lines = args.job, list[str]()
     if named := _framework_named(args.job, args):
@@ -70,7 +70,7 @@ def _stated_job(named: str | list[str], args: argparse.Namespace) -> tuple[Train
 
     Its configuration is what is run today, if --today names no other.
     """
-    from tuner.answer.stated_training import stated_plan
+    from tuner.planner.stated_training import stated_plan
 
     found = stated_plan(named, args.cluster, model_config=args.model_config)
     if args.baseline is None:
@@ -105,9 +105,9 @@ def _framework_named(job: str | None, args: argparse.Namespace) -> str | list[st
 
 
 def _fit(args: argparse.Namespace) -> int:
-    from tuner.answer.fit import fit
-    from tuner.answer.predict import forecast
-    from tuner.display.plan_text import fit_lines
+    from tuner.planner.fit import fit
+    from tuner.planner.predict import forecast
+    from tuner.planner.text import fit_lines
     from tuner.search_spaces.configuration import Configuration
     from tuner.search_spaces.knobs import split_words, values_of
 
@@ -123,7 +123,7 @@ def _fit(args: argparse.Namespace) -> int:
         "global_batch": args.global_batch,
     }
     if named := _framework_named(jobs[0] if jobs else None, args):
-        from tuner.answer.stated_training import fit_training
+        from tuner.planner.stated_training import fit_training
 
         options["model_config"] = args.model_config
         prediction = fit_training(named, changed=changed, **options)

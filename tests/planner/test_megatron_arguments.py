@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tuner.answer.stated_training import StatedPlan, stated_plan
+from tuner.planner.stated_training import StatedPlan, stated_plan
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.model_facts import facts_of
 

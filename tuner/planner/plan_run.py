@@ -8,10 +8,11 @@ from datetime import datetime
 from pathlib import Path
 
 from tuner.answer.answer import Answer
-from tuner.answer.correction import Correction, correction
-from tuner.answer.plan import plan_result, plan_table, write_plan
-from tuner.answer.predict import charged, measured_windows
 from tuner.models.analytic.layout import UNMODELLED
+from tuner.planner.correction import Correction, correction
+from tuner.planner.plan import plan_result, plan_table, write_plan
+from tuner.planner.predict import charged, measured_windows
+from tuner.planner.request import PlanRequest
 from tuner.problem.from_job import Question, cluster_to_predict, question_of
 from tuner.problem.knob_report import CHANGES, not_predicted, not_searched
 from tuner.problem.problem import Problem, in_job_steps
@@ -24,7 +25,6 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.study.callbacks import Notify, Progress, Show
 from tuner.study.load import load_spec
-from tuner.study.request import PlanRequest
 
 
 def run_plan(

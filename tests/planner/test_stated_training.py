@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tuner.answer.stated_training import fit_training, stated_plan
 from tuner.cli.main import main
+from tuner.planner.stated_training import fit_training, stated_plan
 from tuner.search_spaces.errors import InputError
 from tuner.workload.scripts.frameworks.commands import (
     is_training_file,

@@ -1,0 +1,95 @@
+"""Socket of views: what an extra adds to how a run is read, told and written.
+
+A view is an object of a class derived from `View`, which overrides what it adds. Those of this
+package stand in `SHIPPED`, which is read without importing them; another distribution brings one by
+an entry point of the group `joulefront.views`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.extras import install_command
+from tuner.search_spaces.plugins import Plugins, Socket, is_left_out, plugins_of
+from tuner.workload.records.probe import ProbeRecord
+
+if TYPE_CHECKING:
+    from tuner.answer.answer import Answer
+    from tuner.problem.run_folder import RunFolder
+
+
+class View:
+    """Base of views, which adds nothing.
+
+    A class derived from it states the version of the protocol that it follows as `PROTOCOL`.
+    """
+
+    def opening_lines(self, answer: Answer) -> list[str]:
+        """Return lines above the recommendation."""
+        return []
+
+    def answer_lines(self, answer: Answer) -> list[str]:
+        """Return lines below the recommendation."""
+        return []
+
+    def summary_lines(self, answer: Answer) -> list[str]:
+        """Return lines at the end of what `tuner show` prints."""
+        return []
+
+    def write(self, run: RunFolder, answer: Answer, records: Sequence[ProbeRecord]) -> Answer:
+        """Write files of an answer into its run; return the answer that names them."""
+        return answer
+
+
+SOCKET = Socket("joulefront.views", "view", 1, ("answer_lines", "summary_lines", "write"))
+#: Views of this package by name: module, and name of the view in it.
+SHIPPED = {
+    "plan": ("tuner.planner.view", "VIEW"),
+    "files": ("tuner.deploy.answer_files", "VIEW"),
+}
+
+
+@cache
+def _plugins() -> Plugins:
+    return plugins_of(SOCKET, SHIPPED)
+
+
+@cache
+def _shipped(name: str) -> View | None:
+    module, attribute = SHIPPED[name]
+    try:
+        found: View = getattr(importlib.import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        if not is_left_out(error):
+            raise
+        return None
+    return found
+
+
+def views() -> Sequence[View]:
+    """Return the views of this installation."""
+    shipped = (view for name in SHIPPED if (view := _shipped(name)) is not None)
+    return [*shipped, *_plugins().found.values()]
+
+
+def view_named(name: str) -> Any:
+    """Return a shipped view, whose own methods read runs of its kind.
+
+    Raises:
+        InputError: this installation leaves its extra out.
+    """
+    if (found := _shipped(name)) is None:
+        raise InputError(
+            f"a {name} needs a part of joulefront that is not installed here; install all parts: "
+            f"{install_command('all')}"
+        )
+    return found
+
+
+def plugin_notices() -> Sequence[str]:
+    """Return a sentence on each installed view that is left out."""
+    return _plugins().left_out

@@ -1,0 +1,1 @@
+"""Runs as files for others: the import of CSV files, and exports of a run."""
