@@ -31,7 +31,7 @@ from tuner.problem.constraints import Constraints
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.workload.hook.watch import ADDRESS, Watch
-from tuner.workload.node.clocks.base import AppliedSettings, GovernorError
+from tuner.workload.node.clocks.base import AppliedSettings, GovernorError, SetByOthers
 from tuner.workload.node.meters import MeterError, Reading
 from tuner.workload.node.rank_server import control_socket
 
@@ -81,6 +81,9 @@ class Devices:
 
     def delivered(self) -> dict[str, float]:
         return {"clock_MHz": float(self.clock_MHz)}
+
+    def foreign(self) -> tuple[str, ...]:
+        return ()
 
     def restore(self) -> None:
         self.clock_MHz = 1400
@@ -171,6 +174,30 @@ def test_devices_that_refuse_end_the_tuning_with_the_reason() -> None:
         train(live, devices)
     assert devices.clock_MHz == 1400
     assert len(said) == REFUSALS
+
+
+@pytest.mark.parametrize("bound", [False, True])
+def test_a_setting_that_another_process_changes_is_told_and_not_measured(bound: bool) -> None:
+    devices, said = Devices(), list[str]()
+    live = live_tuning(devices, said)
+    apply = devices.apply
+    change = ["the power limit of GPU 0 is 250 W: another process has set it"]
+
+    def bounded(live: Settings, *, ranks: int | None = None) -> AppliedSettings:
+        if bound and devices.time_s > 200 and live.get("clock_MHz", 0) == 1300:
+            raise SetByOthers("above what another process has set")
+        return apply(live, ranks=ranks)
+
+    def foreign() -> tuple[str, ...]:
+        return (change.pop(),) if change and devices.time_s > 200 and live._in_force else ()
+
+    devices.apply = bounded  # type: ignore[method-assign]
+    devices.foreign = foreign  # type: ignore[method-assign]
+    train(live, devices)
+    assert said[0].startswith("the power limit of GPU 0 is 250 W")
+    assert live.refused == []  # nothing is wrong with the devices
+    assert live.tuner.balance.saved_J[1] > 0  # the others go on
+    assert devices.time_s / (2000 * 0.5) - 1 <= 0.05
 
 
 def test_a_clock_that_reads_back_as_another_is_not_tried_again() -> None:

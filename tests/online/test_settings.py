@@ -48,6 +48,9 @@ class Limited(Devices):
         self.log.append(limit_W)
         return AppliedSettings(live, live)
 
+    def foreign(self) -> tuple[str, ...]:
+        return ()
+
     def restore(self) -> None:
         self.limit_W = 400.0
 

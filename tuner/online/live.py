@@ -181,6 +181,14 @@ class LiveTuning:
         now = training.meter.read()
         if now.time_s <= before.time_s:
             return
+        if foreign := self._governor.foreign():
+            # What ran under two settings is no measurement of either.
+            self._opened = mark, now
+            for sentence in foreign:
+                self._announce(sentence)
+            if self._in_force:
+                self._set(self._in_force)
+            return
         # Marks arrive a little after their time: the power of the meter's span is the steps'.
         energy_J = (now.energy_J - before.energy_J) * seconds / (now.time_s - before.time_s)
         self._opened = mark, now

@@ -12,7 +12,7 @@ from typing import Any
 
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.knob_declarations import Knob
-from tuner.workload.node.clocks.base import AppliedSettings, Governor, UnsupportedKnob
+from tuner.workload.node.clocks.base import AppliedSettings, Governor, SetByOthers, UnsupportedKnob
 from tuner.workload.records.probe import UnappliedSetting
 
 
@@ -35,6 +35,8 @@ def apply_live(
         applied = governor.apply(rest, ranks=ranks)
     except UnsupportedKnob as error:
         return UnappliedSetting(live, str(error), unsupported=(error.knob,))
+    except SetByOthers as error:
+        return UnappliedSetting(live, str(error))
     if not own:
         return applied
     replies = set_live({name: knob.native(live[name]) for name, knob in own.items()})

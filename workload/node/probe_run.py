@@ -317,6 +317,43 @@ class Probe:
         step_time_s: float,
         notes: Sequence[str] = (),
     ) -> float:
+        """Measure a live setting, once more if another process changed one within the window."""
+        first = len(self.measurements)
+        for last in (False, True):
+            notes = (*notes, *self.governor.foreign())
+            step_time_s = self._measure(live, conductor, timeline, step_time_s, notes)
+            if not (changed := self.governor.foreign()):
+                break
+            again = not last and self._time_for_one_more()
+            self._take_back(first, changed, drop=again)
+            if not again:
+                break
+            notes = (*notes, *changed)
+        return step_time_s
+
+    def _take_back(self, first: int, changed: Sequence[str], *, drop: bool) -> None:
+        """Flag the measurements of a window within which a setting changed, or drop them.
+
+        Those that ask for what was changed are no data points.
+        """
+        kept = self.measurements[:first]
+        for each in self.measurements[first:] if not drop else ():
+            on_gpus = self.node.cluster.device.is_gpu
+            if "power_limit_W" in each.live or ("clock_MHz" in each.live and not on_gpus):
+                self._missed.append(UnappliedSetting(each.live, "; ".join(changed)))
+            else:
+                kept.append(replace(each, flags=(*each.flags, *changed)))
+        self.measurements = kept
+        keep_so_far(self.node, self.request, self.measurements)
+
+    def _measure(
+        self,
+        live: Settings,
+        conductor: Conductor,
+        timeline: Timeline,
+        step_time_s: float,
+        notes: Sequence[str],
+    ) -> float:
         policy = self.request.window
         number = len(self.measurements) + len(self._missed) + 1
         of = max(number, len(self.request.live))

@@ -16,6 +16,7 @@ from tuner.search_spaces.job import load_job
 from tuner.search_spaces.space import load_space
 from tuner.workload.node.clocks.cpu import CpuGovernor
 from tuner.workload.node.machine import detect_cluster
+from tuner.workload.node.meters.base import Reading
 from tuner.workload.node.meters.rapl import RaplMeter
 from tuner.workload.node.runner import LocalRunner
 from tuner.workload.records.probe import ProbeRequest, WindowPolicy
@@ -96,3 +97,43 @@ def test_a_probe_sweeps_the_clocks_of_cores(root: Path, tmp_path: Path) -> None:
         2000: 2000,
         3600: pytest.approx(FASTEST_MHZ, abs=50),
     }
+
+
+def test_a_window_within_which_another_sets_a_clock_is_measured_again(
+    root: Path, tmp_path: Path
+) -> None:
+    """Half of a window ran under a site's cap, and the search's end lifted it."""
+    before = settings_of(root)
+    cluster = detect_cluster(environ={"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, sys=root)
+    theirs = "devices/system/cpu/cpufreq/policy0/scaling_max_freq"
+
+    class Capped(RaplMeter):
+        """A meter of a node whose site lowers a clock within the window at 2000 MHz."""
+
+        def boundary(self, *, opens: bool) -> Reading:
+            reading = super().boundary(opens=opens)
+            if not opens and (root / theirs).read_text() == "2000000":
+                (root / theirs).write_text("1500000")
+            return reading
+
+    live = tuple(Settings(clock_MHz=clock) for clock in (1000, 2000))
+    window = WindowPolicy(min_s=0.6, max_s=1.0, settle_s=0.2, check_drift=False)
+    runner = LocalRunner(
+        load_job(),
+        cluster,
+        run_dir=tmp_path / "run",
+        meter=Capped(root / "class/powercap"),
+        governor=CpuGovernor(root, guarded=False),
+    )
+    launch = Configuration.of(data_parallel=1, micro_batch=4).launch
+    try:
+        record = runner.run(ProbeRequest("capped", launch, live, window))
+    finally:
+        runner.close()
+    assert record.ok, record.failure
+    # Below the cap is a data point; what is above it is not set, and said.
+    assert [m.live["clock_MHz"] for m in record.measurements] == [1000]
+    (missed,) = record.missed
+    assert missed.live["clock_MHz"] == 2000
+    assert "another process has set since" in missed.message
+    assert settings_of(root) == {**before, theirs: "1500000"}

@@ -32,6 +32,10 @@ class UnsupportedKnob(InputError):
         self.knob = knob
 
 
+class SetByOthers(InputError):
+    """Refusal of a value that would undo what another process has set on the devices since."""
+
+
 @dataclass(frozen=True)
 class AppliedSettings:
     """Settings as set, at the nearest supported values, and notes, a phrase each."""
@@ -63,6 +67,7 @@ class Governor(Protocol):
 
         Raises:
             UnsupportedKnob: the devices take no setting of a knob.
+            SetByOthers: the setting would undo what another process has set meanwhile.
             InputError: the setting is not one that these devices take, or none may be set.
             GovernorError: a device refused; the earlier settings were put back.
         """
@@ -75,9 +80,16 @@ class Governor(Protocol):
         """
         ...
 
+    def foreign(self) -> tuple[str, ...]:
+        """Return a sentence for each setting that another process has changed since the last call.
+
+        Such a setting stays: from then on it is the one that `restore` leaves in force.
+        """
+        ...
+
     def restore(self) -> None:
-        """Restore the settings from before the first `apply`; GovernorError names those that
-        failed.
+        """Restore the settings from before the first `apply`, but for those that another process
+        has changed since; GovernorError names those that failed.
         """
         ...
 
@@ -155,6 +167,9 @@ class FixedGovernor:
 
     def delivered(self) -> dict[str, float]:
         return {}
+
+    def foreign(self) -> tuple[str, ...]:
+        return ()
 
     def restore(self) -> None:
         pass

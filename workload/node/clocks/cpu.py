@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +23,18 @@ from tuner.search_spaces.knobs import Value
 from tuner.workload.node.clocks.base import (
     AppliedSettings,
     GovernorError,
+    SetByOthers,
     all_or_nothing,
     require_settable,
     snapped,
 )
-from tuner.workload.node.clocks.guard_client import EarlierFile, Guard, put_back_files
+from tuner.workload.node.clocks.guard_client import (
+    READ_BACK,
+    EarlierFile,
+    Guard,
+    put_back_files,
+    written_by_others,
+)
 
 #: Name of the fastest used core's clock in power samples.
 FASTEST = "fastest_core_MHz"
@@ -37,9 +45,6 @@ STEP_MHZ = 100
 #: The lowest power limit offered, as a share of the present one: an assumption, for the kernel
 #: states no lowest limit.
 LOWEST_LIMIT = 0.5
-#: A value read back differs by at most this share: RAPL's unit is 1/8 W, a clock's one step of the
-#: hardware.
-READ_BACK = 0.02
 
 
 def _text(file: Path) -> str:
@@ -174,6 +179,9 @@ class CpuGovernor:
         self._closed = False
         self._guard = Guard("" if guarded else None)
         self._earlier: dict[Path, str] = {}
+        self._written: dict[Path, int] = {}  # by this search, the last
+        self._others: dict[Path, int] = {}  # by others, meanwhile
+        self._changed: list[str] = []  # sentences on these
         self._read: tuple[Path, ...] = ()
         everything = frozenset(self._cpus)
         self._policies, self.why_no_clock = _policies(Path(root), everything)
@@ -261,31 +269,64 @@ class CpuGovernor:
             wanted |= files
         if "power_limit_W" in live:
             wanted |= self._caps(live["power_limit_W"])
+        self._look()
+        for path, value in wanted.items():
+            if value > self._others.get(path, value):
+                raise SetByOthers(
+                    f"{live.short} is above what another process has set since: {path} says "
+                    f"{self._others[path]}; it stays"
+                )
         with all_or_nothing(self, live, "the processor", OSError):
             self._change(wanted)
         return AppliedSettings(Settings(settings), tuple(notes))
 
-    def _files(self, without: Mapping[Path, int] | None = None) -> list[EarlierFile]:
+    def _files(
+        self,
+        without: Mapping[Path, int] | None = None,
+        wanted: Mapping[Path, int] | None = None,
+    ) -> list[EarlierFile]:
         # The last change first.
+        numbers = [self._written, wanted or {}]
         return [
-            EarlierFile(str(path), text)
+            EarlierFile(str(path), text, tuple(each[path] for each in numbers if path in each))
             for path, text in reversed(self._earlier.items())
             if not without or path not in without
         ]
+
+    def _look(self) -> None:
+        # What another process has written is what stood, from now on.
+        for file in self._files():
+            path, text = Path(file.path), ""
+            with contextlib.suppress(OSError):
+                text = written_by_others(file)
+            if text:
+                self._changed.append(
+                    f"{path} says {text} and not the {self._written.pop(path)} of this search: "
+                    "another process has set it"
+                )
+                self._earlier[path], self._others[path] = text, int(text)
+
+    def foreign(self) -> tuple[str, ...]:
+        self._look()
+        changed, self._changed = tuple(self._changed), []
+        return changed
 
     def _change(self, wanted: Mapping[Path, int]) -> None:
         # And restore those that were changed and are no longer wanted.
         for path in wanted:
             self._earlier.setdefault(path, path.read_text().strip())
         if self._earlier:
-            self._guard.expect([], self._files())
+            self._guard.expect([], self._files(wanted=wanted))
         if problems := put_back_files(self._files(without=wanted)):
             raise GovernorError("; ".join(problems))
+        self._written = {}
         for path, value in wanted.items():
             path.write_text(str(value))
+            self._written[path] = value
         for path, value in wanted.items():
             now = _number(path)
             if abs(now - value) > READ_BACK * value:
+                self._written[path] = now
                 raise GovernorError(f"{path} says {now} after {value} was written")
 
     def delivered(self) -> dict[str, float]:
@@ -294,9 +335,10 @@ class CpuGovernor:
         return {FASTEST: max(clocks_kHz) / 1000} if any(clocks_kHz) else {}
 
     def restore(self) -> None:
+        self._look()
         if problems := put_back_files(self._files()):
             raise GovernorError("; ".join(problems))
-        self._earlier = {}
+        self._earlier, self._written = {}, {}
         self._guard.done()
 
     def close(self) -> None:
@@ -306,3 +348,5 @@ class CpuGovernor:
         with contextlib.ExitStack() as stack:
             stack.callback(self._guard.take_over)  # there is one if restoring failed
             self.restore()
+            for sentence in self.foreign():
+                print(f"{sentence}; it stays", file=sys.stderr)

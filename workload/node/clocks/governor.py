@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tuner.search_spaces.configuration import Settings
@@ -21,6 +23,7 @@ from tuner.workload.node.clocks import guard
 from tuner.workload.node.clocks.base import (
     AppliedSettings,
     GovernorError,
+    SetByOthers,
     UnsupportedKnob,
     all_or_nothing,
     per_device,
@@ -82,6 +85,9 @@ class NvmlGovernor:
             if not self.gpus:
                 raise MeterError("NVML runs, but no GPU is visible to this process")
             self._limits_mW = {gpu.uuid: _limit_mW(gpu) for gpu in self.gpus}
+            self._ours_mW: dict[str, int] = {}  # the limits that this search holds
+            self._others_mW: dict[str, int] = {}  # those that another process has set meanwhile
+            self._changed: list[str] = []  # sentences on these
             self._unsupported: dict[str, str] = {}  # the reason against each refused setting
             self._worked = set[str]()  # settings that a GPU has taken
             if None in self._limits_mW.values():
@@ -169,6 +175,11 @@ class NvmlGovernor:
             if not low <= limit_mW <= high:
                 legal = f"from {low / 1000:g} to {high / 1000:g} on {gpu.name}"
                 raise InvalidValue("power_limit_W", value, legal)
+            if limit_mW > (most_mW := self._others_mW.get(gpu.uuid, limit_mW)):
+                raise SetByOthers(
+                    f"a power limit of {watts:g} W is above the {most_mW / 1000:g} W to which "
+                    f"another process has set GPU {gpu.index} since; that stays"
+                )
             limits.append(limit_mW)
         return tuple(limits)
 
@@ -180,6 +191,7 @@ class NvmlGovernor:
         notes: list[str] = []
         settings = dict(live)
         wanted = [dict[str, tuple[int, ...]]() for _ in range(ranks)]
+        self._look()
         with all_or_nothing(self, live, "the GPUs", self._nvml.NVMLError):
             for name, setting in _NVML_SETTING.items():
                 if name not in live:
@@ -226,15 +238,42 @@ class NvmlGovernor:
             return (self._limits_mW[gpu.uuid] or 0,)
         return (self._earlier_clocks_MHz or ()) if setting == "GpuLockedClocks" else ()
 
+    def _look(self) -> None:
+        # A limit that is not this search's is what stood, from now on.
+        for gpu in self.gpus:
+            stood_mW = self._ours_mW.get(gpu.uuid, self._limits_mW[gpu.uuid])
+            now_mW = _limit_mW(gpu)
+            if stood_mW is None or now_mW in (None, stood_mW):
+                continue
+            assert now_mW is not None
+            self._changed.append(
+                f"the power limit of GPU {gpu.index} is {now_mW / 1000:g} W and not the "
+                f"{stood_mW / 1000:g} W of this search: another process has set it"
+            )
+            self._limits_mW[gpu.uuid] = self._others_mW[gpu.uuid] = now_mW
+            self._ours_mW.pop(gpu.uuid, None)
+            if self._touched.pop((gpu.uuid, "PowerManagementLimit"), None) is not None:
+                with contextlib.suppress(GuardError):  # which looks for itself, too
+                    self._guard.expect(list(self._touched.values()))
+            self.limit_range_W = self._limit_range_W() if self.can_set else (0.0, 0.0)
+
+    def foreign(self) -> tuple[str, ...]:
+        self._look()
+        changed, self._changed = tuple(self._changed), []
+        return changed
+
     def _change(self, wanted: Sequence[Mapping[str, tuple[int, ...]]]) -> None:
         # GPUs that no rank uses are left alone: a lock raises their idle power.
         used = self.gpus[: len(wanted)]
         before, stay = set(self._touched), set[tuple[str, str]]()
         for gpu, of_gpu in zip(used, wanted, strict=True):
-            for setting in of_gpu:
+            for setting, values in of_gpu.items():
                 stay.add((gpu.uuid, setting))
                 earlier = EarlierValues(gpu.uuid, setting, self._stood(gpu, setting))
-                self._touched.setdefault((gpu.uuid, setting), earlier)
+                if setting == "PowerManagementLimit":
+                    held_mW = self._ours_mW.get(gpu.uuid, self._limits_mW[gpu.uuid] or 0)
+                    earlier = replace(earlier, ours=(held_mW, *values))
+                self._touched[gpu.uuid, setting] = earlier
         try:
             if self._touched:
                 self._guard.expect(list(self._touched.values()))
@@ -244,15 +283,26 @@ class NvmlGovernor:
         back = [earlier for key, earlier in self._touched.items() if key not in stay]
         if problems := put_back(self._nvml, back):
             raise GovernorError("; ".join(problems))
+        for old in back:
+            if old.what == "PowerManagementLimit":
+                self._ours_mW.pop(old.uuid, None)
         for gpu, of_gpu in zip(used, wanted, strict=True):
             for setting, values in of_gpu.items():
                 self._set(gpu, setting, values, new=set(self._touched) - before)
             limit_mW = of_gpu.get("PowerManagementLimit")
             if limit_mW and (now_mW := _limit_mW(gpu)) != limit_mW[0]:
+                self._take_as_ours(gpu, now_mW)
                 raise GovernorError(
                     f"the power limit of GPU {gpu.index} is {now_mW} mW after {limit_mW[0]} mW "
                     "was set"
                 )
+
+    def _take_as_ours(self, gpu: Gpu, limit_mW: int | None) -> None:
+        # A driver may round what is set, or ignore it.
+        if limit_mW is not None:
+            self._ours_mW[gpu.uuid] = limit_mW
+            key = (gpu.uuid, "PowerManagementLimit")
+            self._touched[key] = replace(self._touched[key], ours=(limit_mW,))
 
     def _set(
         self, gpu: Gpu, setting: str, values: Sequence[int], *, new: set[tuple[str, str]]
@@ -262,6 +312,8 @@ class NvmlGovernor:
             try:
                 getattr(self._nvml, f"nvmlDeviceSet{setting}")(gpu.handle, *values)
                 self._worked.add(setting)
+                if setting == "PowerManagementLimit":
+                    self._ours_mW[gpu.uuid] = values[0]
                 return
             except self._nvml.NVMLError as error:
                 why = self._refusal(gpu, setting, error)
@@ -299,18 +351,20 @@ class NvmlGovernor:
         lasting = error.value in self._lasting or setting not in self._worked
         if failing or not lasting or gpu.query(None, "UUID") is None:
             return ""
+        who = "the driver" if self.means == "locked clocks" else self.means
         return (
-            f"the driver refuses any {_NOUNS[setting]} of {gpu.name} here ({error}); --no-clocks "
-            "leaves clocks and power limits alone"
+            f"{who} refuses any {_NOUNS[setting]} of {gpu.name} here "
+            f"({error.__cause__ or error}); --no-clocks leaves clocks and power limits alone"
         )
 
     def delivered(self) -> dict[str, float]:
         return over_devices([clock_state(gpu) for gpu in self.gpus])
 
     def restore(self) -> None:
+        self._look()
         if problems := put_back(self._nvml, list(self._touched.values())):
             raise GovernorError("; ".join(problems))
-        self._touched = {}
+        self._touched, self._ours_mW = {}, {}
         with contextlib.suppress(GuardError):  # there is nothing left to guard
             self._guard.idle()
 
@@ -321,6 +375,8 @@ class NvmlGovernor:
         try:
             self.restore()
             self._guard.done()
+            for sentence in self.foreign():
+                print(f"{sentence}; it stays", file=sys.stderr)
         finally:
             self._guard.take_over()  # there is one if restoring failed: it tries once more
             query(self._nvml, None, self._nvml.nvmlShutdown)

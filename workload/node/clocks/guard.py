@@ -1,11 +1,10 @@
 #!/usr/bin/python3 -IS
 """The clock guard: a small process of root's that sets clocks for a user, and restores them.
 
-An administrator installs this file, which needs nothing but the standard library, and sudo or a
-unit starts it with a Unix socket to the user's agent as its stdin. It obeys `set` (NAMES, within
-what the GPU offers) and `restore`, a line of JSON each. When the agent ends, even by SIGKILL, it
-restores what the administrator has configured, else what NVML told. One guard at a time holds a
-GPU, and the agent can neither end nor stop it.
+An administrator installs this file, which needs the standard library alone; sudo or a unit starts
+it with a Unix socket to the user's agent as stdin. Its messages, a line of JSON each, `set` one of
+NAMES within what the GPU offers, or `restore`, as the agent's end does, what is configured, else
+what NVML told, unless another has set it since. One guard at a time holds a GPU.
 """
 
 from __future__ import annotations
@@ -153,8 +152,9 @@ class Devices:
         now = self._nvml.stands(handle, setting)
         for wanted in (values, self._configured.get(setting, values)):
             self._nvml.require_offered(handle, setting, wanted)
-        stood, *_ = self.earlier[minor].get(setting, [self._configured.get(setting, now)])
-        self.earlier[minor][setting] = [stood, now, values]
+        was = self.earlier[minor].get(setting, [self._configured.get(setting, now), now])
+        # What another has set since is what stood.
+        self.earlier[minor][setting] = [was[0] if now in was[1:] else now, now, values]
         self._note(minor)
         self._nvml.call(f"nvmlDeviceSet{setting}", handle, *values)
 
@@ -169,11 +169,12 @@ class Devices:
         return problems
 
     def _put_back(self, minor: int, setting: str) -> list[str]:
-        stood = self.earlier[minor][setting][0]
+        stood, *ours = self.earlier[minor][setting]
         for _ in range(TRIES):
             try:
                 name = f"nvmlDevice{'Set' if stood else 'Reset'}{setting}"
-                self._nvml.call(name, self._held[minor][0], *stood)
+                if self._nvml.stands(self._held[minor][0], setting) in ours:
+                    self._nvml.call(name, self._held[minor][0], *stood)
                 del self.earlier[minor][setting]
                 return []
             except NvmlError as error:

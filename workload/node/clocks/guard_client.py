@@ -36,6 +36,9 @@ NOUNS = {
     "MemoryLockedClocks": "memory clock lock",
     "PowerManagementLimit": "power limit",
 }
+#: A value of the kernel's files reads back within this share: RAPL's unit is 1/8 W, a clock's one
+#: step of the hardware.
+READ_BACK = 0.02
 #: How the guard begins its answer if another search holds a GPU.
 _HELD = "held: "
 
@@ -50,17 +53,44 @@ class GpuHeld(GuardError):
 
 @dataclass(frozen=True)
 class EarlierValues:
-    """Values that stood, MHz or milliwatts as NVML takes them; empty: it is reset."""
+    """Values that stood, MHz or milliwatts as NVML takes them; empty: it is reset.
+
+    `ours` are the values of a power limit that the search has set last, or was about to set; empty
+    if unknown. NVML cannot be asked for a lock of a clock.
+    """
 
     uuid: str
     what: str
     values: tuple[int, ...] = ()
+    ours: tuple[int, ...] = ()
+
+
+def set_by_others(nvml: Any, old: EarlierValues) -> int | None:
+    """Return the power limit that another process has set since, milliwatts; None if none has."""
+    if old.what != "PowerManagementLimit" or not old.ours:
+        return None
+    try:
+        handle = nvml.nvmlDeviceGetHandleByUUID(old.uuid)
+        now_mW = int(nvml.nvmlDeviceGetPowerManagementLimit(handle))
+    except nvml.NVMLError:
+        return None
+    return None if now_mW in (*old.ours, *old.values) else now_mW
+
+
+def stays(old: EarlierValues, limit_mW: int) -> str:
+    """Return the sentence for a power limit that is not put back."""
+    return f"the power limit of {old.uuid} stays at {limit_mW / 1000:g} W: another process set it"
 
 
 def put_back(nvml: Any, earlier: Sequence[EarlierValues], *, tries: int = guard.TRIES) -> list[str]:
-    """Restore as many earlier settings as possible; return a sentence for each failure."""
+    """Restore as many earlier settings as possible; return a sentence for each failure.
+
+    What another process has set since stays.
+    """
     problems = []
     for old in earlier:
+        if set_by_others(nvml, old) is not None:
+            continue
         name = f"nvmlDevice{'Set' if old.values else 'Reset'}{old.what}"
         for attempt in range(tries):
             try:
@@ -78,19 +108,45 @@ def put_back(nvml: Any, earlier: Sequence[EarlierValues], *, tries: int = guard.
 
 @dataclass(frozen=True)
 class EarlierFile:
-    """Earlier content of one of the kernel's files that holds a setting."""
+    """Earlier content of one of the kernel's files that holds a setting.
+
+    `ours` are the numbers that the search has written last, or was about to write.
+    """
 
     path: str
     text: str
+    ours: tuple[int, ...] = ()
+
+
+def written_by_others(file: EarlierFile) -> str:
+    """Return what another process has written since; "" if nothing. May raise OSError."""
+    path = Path(file.path)
+    now = path.read_text().strip()
+    if not file.ours or now == file.text or not now.isdecimal():
+        return ""
+    if any(abs(int(now) - our) <= READ_BACK * our for our in file.ours):
+        return ""
+    if "/cpufreq/" in file.path and int(now) < file.ours[-1]:
+        # The kernel shows a lower clock while it holds the cores to one against heat, whatever was
+        # written: it then shows the same after another write.
+        path.write_text(file.text)
+        held = path.read_text().strip() == now
+        path.write_text(str(file.ours[-1]) if held else now)
+        return "" if held else now
+    return now
 
 
 def put_back_files(earlier: Sequence[EarlierFile]) -> list[str]:
-    """Write the earlier contents where they differ; return a sentence for each failure."""
+    """Write the earlier contents where they differ; return a sentence for each failure.
+
+    What another process has written since stays.
+    """
     problems = []
     for file in earlier:
         for attempt in range(guard.TRIES):
             try:
-                if Path(file.path).read_text().strip() != file.text:
+                differs = Path(file.path).read_text().strip() != file.text
+                if differs and not written_by_others(file):
                     Path(file.path).write_text(file.text)
                 break
             except OSError as error:
@@ -256,10 +312,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         files = [EarlierFile(**file) for file in message["files"]]
         with contextlib.suppress(OSError):  # an agent that is gone need not hear it
             print("knows", flush=True)
+    kept = [(old, set_by_others(library, old)) for old in earlier]
     back = put_back(library, earlier)
     problems = [*back, *put_back_files(files)]
     with contextlib.suppress(OSError):  # there may be no reader left
-        for problem in problems:
+        for problem in [*(stays(old, mW) for old, mW in kept if mW), *problems]:
             print(problem, file=sys.stderr, flush=True)
     return 1 if problems else 0
 

@@ -130,6 +130,10 @@ class Peer:
         """Set its devices."""
         return self._runner.node.governor.apply(live, ranks=ranks)
 
+    def foreign(self) -> tuple[str, ...]:
+        """Return a sentence for each of its settings that another process has changed."""
+        return self._runner.node.governor.foreign()
+
     def restore(self) -> None:
         self._runner.node.governor.restore()
 

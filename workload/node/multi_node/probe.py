@@ -211,6 +211,10 @@ class MultiNodeGovernor:
     def delivered(self) -> dict[str, float]:
         return dict(self._own.delivered())
 
+    def foreign(self) -> tuple[str, ...]:
+        others = self._nodes.on_all(lambda i, peer: peer.foreign())
+        return tuple(dict.fromkeys((*self._own.foreign(), *(s for each in others() for s in each))))
+
     def restore(self) -> None:
         """Restore every node; raise GovernorError if one could not be, after the others were."""
 

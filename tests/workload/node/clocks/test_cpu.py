@@ -14,7 +14,7 @@ from tests.workload.node.clocks.governor_faults import FAULTS, try_cpu_fault
 from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName
-from tuner.workload.node.clocks.base import FixedGovernor, Governor, GovernorError
+from tuner.workload.node.clocks.base import FixedGovernor, Governor, GovernorError, SetByOthers
 from tuner.workload.node.clocks.cpu import FASTEST, CpuGovernor
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.platforms.cores import Cores
@@ -119,6 +119,73 @@ class TestCpuGovernor:
         governor = governed(root)
         with pytest.raises(error, match=says):
             governor.apply(Settings(live))
+        assert settings_of(root) == before
+
+    @pytest.mark.parametrize(
+        ("live", "file", "theirs"),
+        [
+            ({"clock_MHz": 2000}, CLOCK.format(1), "1500000"),
+            ({"clock_MHz": 2000}, CLOCK.format(1), "3000000"),
+            ({"power_limit_W": 20}, CAP.format(0, 0), "16000000"),
+            ({"power_limit_W": 20}, CAP.format(0, 1), "25000000"),
+        ],
+    )
+    @pytest.mark.parametrize("ends", ["close", "guard"])
+    def test_what_another_has_written_since_stays(
+        self,
+        root: Path,
+        live: dict[str, int],
+        file: str,
+        theirs: str,
+        ends: str,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        before = settings_of(root)
+        governor = CpuGovernor(root, cpus=range(4), guarded=ends == "guard")
+        governor.apply(Settings(live))
+        (root / file).write_text(theirs)
+        if ends == "guard":
+            governor._guard.take_over()  # as when the agent is killed
+        governor.close()
+        assert settings_of(root) == {**before, file: theirs}
+        if ends == "close":
+            assert f"{root / file} says {theirs} and not the" in capsys.readouterr().err
+
+    def test_what_another_has_written_bounds_what_may_be_set(self, root: Path) -> None:
+        governor = governed(root)
+        governor.apply(Settings(clock_MHz=2000))
+        (root / CLOCK.format(2)).write_text("1500000")
+        (sentence,) = governor.foreign()
+        assert "says 1500000 and not the 2000000 of this search" in sentence
+        assert governor.foreign() == ()
+        with pytest.raises(SetByOthers, match="it stays"):
+            governor.apply(Settings(clock_MHz=2000))
+        governor.apply(Settings(clock_MHz=1000))
+        governor.close()
+        assert settings_of(root)[CLOCK.format(2)] == "1500000"
+        assert settings_of(root)[CLOCK.format(1)] == "3400000"
+
+    def test_a_clock_that_the_kernel_holds_down_is_nobodys(
+        self, root: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Against heat, the kernel shows less than was written, whatever it was."""
+        before, hot = settings_of(root), True
+        governor = governed(root)
+        governor.apply(Settings(clock_MHz=2000))
+        read = Path.read_text
+
+        def shown(path: Path, *args: object) -> str:
+            text = read(path)
+            hold = hot and path.name == "scaling_max_freq"
+            return str(min(int(text), 1_200_000)) if hold else text
+
+        monkeypatch.setattr(Path, "read_text", shown)
+        assert governor.foreign() == ()
+        hot = False
+        assert settings_of(root)[CLOCK.format(0)] == "2000000"
+        hot = True
+        governor.close()
+        hot = False
         assert settings_of(root) == before
 
     def test_the_cores_of_others_are_never_set(self, tmp_path: Path) -> None:

@@ -20,7 +20,13 @@ from tests.workload.node.clocks.governor_faults import FAULTS, try_fault
 from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName
-from tuner.workload.node.clocks.base import FixedGovernor, Governor, GovernorError, UnsupportedKnob
+from tuner.workload.node.clocks.base import (
+    FixedGovernor,
+    Governor,
+    GovernorError,
+    SetByOthers,
+    UnsupportedKnob,
+)
 from tuner.workload.node.clocks.governor import NvmlGovernor
 from tuner.workload.node.clocks.guard_client import EarlierValues, Guard, GuardError, put_back
 from tuner.workload.node.platforms import platform_of
@@ -315,6 +321,115 @@ class TestNvmlGovernor:
         assert locks(fake) == [None, (900, 900)]
         governor.close()
         assert {gpu for _, gpu, _ in fake.log} == {1}
+
+
+def another_sets(gpu: int, limit_W: float) -> None:
+    """Set a power limit as a site's administrator or a scheduler's plugin does."""
+    pynvml.nvmlInit()
+    handle = pynvml.nvmlDeviceGetHandleByIndex(gpu)
+    pynvml.nvmlDeviceSetPowerManagementLimit(handle, round(1000 * limit_W))
+    pynvml.nvmlShutdown()
+
+
+class TestLimitsOfOthers:
+    """What another process has set since stays: closing lifted the cap of a site."""
+
+    @pytest.mark.parametrize("limit_W", [250.0, 320.0])
+    @pytest.mark.parametrize("end", ["restore", "close", "next", "none"])
+    def test_it_is_not_put_back(
+        self,
+        fake: TwinNode,
+        governor: NvmlGovernor,
+        capsys: pytest.CaptureFixture[str],
+        limit_W: float,
+        end: str,
+    ) -> None:
+        governor.apply(Settings(power_limit_W=300))
+        another_sets(0, limit_W)
+        if end == "restore":
+            governor.restore()
+        elif end == "next":
+            governor.apply(Settings(clock_MHz=900))
+        elif end == "none":
+            governor.apply(Settings())
+        governor.close()
+        assert [fake.limit_W(0), fake.limit_W(1)] == [limit_W, 375.0]
+        sentence = f"the power limit of GPU 0 is {limit_W:g} W and not the 300 W of this search"
+        assert capsys.readouterr().err.count(sentence) == 1
+
+    def test_it_is_told_once_and_bounds_what_may_be_set(
+        self, fake: TwinNode, governor: NvmlGovernor
+    ) -> None:
+        governor.apply(Settings(clock_MHz=900))
+        assert governor.foreign() == ()
+        another_sets(1, 250.0)
+        (sentence,) = governor.foreign()
+        assert sentence.startswith("the power limit of GPU 1 is 250 W and not the 375 W")
+        assert governor.foreign() == ()
+        assert governor.limit_range_W == (100.0, 250.0)
+        with pytest.raises(SetByOthers, match="300 W is above the 250 W"):
+            governor.apply(Settings(power_limit_W=300))
+        assert fake.limit_W(1) == 250.0
+        governor.apply(Settings(power_limit_W=200))
+        governor.close()
+        assert [fake.limit_W(0), fake.limit_W(1)] == [350.0, 250.0]
+
+    def test_it_is_seen_where_clocks_are_left_alone(self, fake: TwinNode) -> None:
+        governor = NvmlGovernor(environ=NO_ENV, leave_alone=True)
+        another_sets(0, 250.0)
+        assert len(governor.foreign()) == 1
+        governor.close()
+        assert fake.limit_W(0) == 250.0
+
+    def test_the_last_value_of_others_counts(self, fake: TwinNode, governor: NvmlGovernor) -> None:
+        governor.apply(Settings(power_limit_W=300))
+        another_sets(0, 200.0)
+        governor.apply(Settings(power_limit_W=150))
+        another_sets(0, 340.0)
+        governor.close()
+        assert [fake.limit_W(0), fake.limit_W(1)] == [340.0, 375.0]
+
+    def test_an_own_limit_of_earlier_that_others_set_stays(
+        self, fake: TwinNode, governor: NvmlGovernor
+    ) -> None:
+        governor.apply(Settings(power_limit_W=300))
+        governor.apply(Settings(power_limit_W=200))
+        another_sets(0, 300.0)
+        governor.close()
+        assert [fake.limit_W(0), fake.limit_W(1)] == [300.0, 375.0]
+
+    def test_a_limit_that_cannot_be_read_is_put_back(
+        self, fake: TwinNode, governor: NvmlGovernor
+    ) -> None:
+        governor.apply(Settings(power_limit_W=300))
+        fake.fail("nvmlDeviceGetPowerManagementLimit", pynvml.NVML_ERROR_UNKNOWN, times=50)
+        governor.close()
+        assert [fake.limit_W(0), fake.limit_W(1)] == [350.0, 375.0]
+
+    def test_the_guard_of_an_agent_that_is_gone_leaves_it(self, busy: Make) -> None:
+        node = busy(TwinGpu(limit_W=350.0), TwinGpu(limit_W=375.0), children=True)
+        governor = NvmlGovernor(environ=NO_ENV)
+        governor.apply(Settings(power_limit_W=300, clock_MHz=900))
+        governor.apply(Settings(power_limit_W=280, clock_MHz=900))
+        another_sets(0, 250.0)
+        governor._guard.take_over()  # as when the agent is killed
+        assert [node.limit_W(0), node.limit_W(1)] == [250.0, 375.0]
+        assert locks(node) == [None, None]
+        governor.close()
+        assert [node.limit_W(0), node.limit_W(1)] == [250.0, 375.0]
+
+    @pytest.mark.parametrize(("now_mW", "left_mW"), [(280_000, 350_000), (300_000, 350_000)])
+    def test_a_change_under_way_is_the_searchs_own(
+        self, fake: TwinNode, now_mW: int, left_mW: int
+    ) -> None:
+        """An agent may die between the note to its guard and the setter."""
+        another_sets(0, now_mW / 1000)
+        uuid, what = "GPU-00000000-aaaa-bbbb-cccc-0123456789ab", "PowerManagementLimit"
+        old = EarlierValues(uuid, what, (350_000,), (300_000, 280_000))
+        pynvml.nvmlInit()
+        assert put_back(pynvml, [old]) == []
+        pynvml.nvmlShutdown()
+        assert fake.limit_W(0) == left_mW / 1000
 
 
 class TestMemoryClock:

@@ -22,7 +22,7 @@ from tests.waiting import wait_until
 from tests.workload.node.clocks.governor_faults import FAULTS, try_root_fault, unit
 from tuner.search_spaces.configuration import Settings
 from tuner.workload.node.clocks import clock_backends, locks
-from tuner.workload.node.clocks.base import GovernorError
+from tuner.workload.node.clocks.base import GovernorError, SetByOthers, UnsupportedKnob
 from tuner.workload.node.clocks.clock_backends import (
     GUARD_SOCKET,
     RootGuardNvml,
@@ -126,6 +126,32 @@ def test_the_guard_after_a_killed_one_learns_what_stood(node: TwinNode, listens:
     governor.apply(Settings(power_limit_W=250))
     governor._nvml._drop()  # as if this process were gone
     wait_until(lambda: node.limit_W() == 350.0)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_a_limit_that_another_has_set_since_stays(
+    node: TwinNode, asker: Asker, again: bool
+) -> None:
+    """A site's cap was lifted when the agent ended."""
+    assert asker.set("PowerManagementLimit", 300_000) == ""
+    node.set(0, limit_W=250.0)
+    if again:
+        assert asker.set("PowerManagementLimit", 200_000) == ""
+    asker.set("GpuLockedClocks", 900, 900)
+    asker.close()
+    wait_until(lambda: node.locked_MHz() is None)
+    wait_until(lambda: node.limit_W() == 250.0)
+
+
+def test_a_governor_by_the_guard_leaves_the_limit_of_others(node: TwinNode, listens: Path) -> None:
+    governor = NvmlGovernor(environ={GUARD_SOCKET: str(listens)}, guarded=False)
+    governor.apply(Settings(power_limit_W=200))
+    node.set(0, limit_W=150.0)
+    with pytest.raises(SetByOthers):
+        governor.apply(Settings(power_limit_W=200))
+    governor.apply(Settings(power_limit_W=120))
+    governor.close()
+    wait_until(lambda: node.limit_W() == 150.0)
 
 
 def test_a_lock_that_an_administrator_has_configured_comes_back(
@@ -331,15 +357,30 @@ class TestAsRoot:
             os.waitpid(pid, 0)
 
 
-def test_a_guard_that_is_gone_for_good_is_a_failed_setting(node: TwinNode, folder: Path) -> None:
+def test_a_guard_that_is_gone_before_it_set_anything_costs_the_knob(
+    node: TwinNode, folder: Path
+) -> None:
     with unit(node, folder) as path:
         governor = NvmlGovernor(environ={GUARD_SOCKET: str(path)}, guarded=False)
         os.kill(guards_of(os.getpid())[0], 9)
         path.unlink()
         (folder / "other").touch()
         governor._nvml._path = str(folder / "other")
-        with pytest.raises(GovernorError, match="did not take"):
+        with pytest.raises(UnsupportedKnob, match="guard refuses any lock of its clock"):
             governor.apply(Settings(clock_MHz=900))
+        governor.close()
+        assert node.log == []
+
+
+def test_a_guard_that_is_gone_later_is_a_failed_setting(node: TwinNode, folder: Path) -> None:
+    with unit(node, folder) as path:
+        governor = NvmlGovernor(environ={GUARD_SOCKET: str(path)}, guarded=False)
+        governor.apply(Settings(clock_MHz=900))
+        path.unlink()
+        os.kill(guards_of(os.getpid())[0], 9)
+        (folder / "other").touch()
+        governor._nvml._path = str(folder / "other")
+        with pytest.raises(GovernorError, match="did not take"):
+            governor.apply(Settings(clock_MHz=1200))
         with pytest.raises(GovernorError, match="was not put back"):
             governor.close()
-        assert node.log == []

@@ -69,6 +69,9 @@ class FarNode:
         self.set.append(live)
         return AppliedSettings(live)
 
+    def foreign(self) -> tuple[str, ...]:
+        return ()
+
     def restore(self) -> None:
         self.restored += 1
 
@@ -104,6 +107,9 @@ class NearGovernor:
     def apply(self, live: Settings, *, ranks: int | None = None) -> AppliedSettings:
         self.set.append(live)
         return AppliedSettings(live)
+
+    def foreign(self) -> tuple[str, ...]:
+        return ()
 
     def restore(self) -> None:
         self.restored += 1
