@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from tuner.search_spaces.data_files import check_keys, find_file, included_names, read_toml
 from tuner.search_spaces.errors import InputError, InvalidValue, check_integer
@@ -21,9 +22,16 @@ from tuner.search_spaces.typed_json import check_fields, names_a_file, plain_tex
 LARGEST = 100_000
 
 
-#: Kinds of devices, each with a platform (`tuner.workload.node.platforms`) and constants: NVIDIA's
-#: and AMD's GPUs, and cores of the host.
+#: Kinds of devices that data files describe: NVIDIA's and AMD's GPUs, and cores of the host.
 TYPES = ("cuda", "rocm", "cpu")
+#: Entry points by which other distributions bring a platform, named as its kind of device.
+PLATFORM_GROUP = "joulefront.platforms"
+
+
+def _types() -> tuple[str, ...]:
+    # Without loading them.
+    others = {point.name for point in entry_points(group=PLATFORM_GROUP)}
+    return (*TYPES, *sorted(others - set(TYPES)))
 
 
 @dataclass(frozen=True)
@@ -43,7 +51,7 @@ class Device:
     """
 
     name: str
-    type: Literal["cuda", "rocm", "cpu"]
+    type: str
     memory_bytes: int = limited(least=0)
     peak_flops: float = limited(least=0)
     memory_bandwidth_Bps: float = limited(least=0)
@@ -62,8 +70,8 @@ class Device:
 
     def __post_init__(self) -> None:
         where = f"of device {self.name!r}"
-        if self.type not in TYPES:
-            raise InvalidValue(f"type {where}", self.type, " or ".join(TYPES))
+        if self.type not in TYPES and self.type not in (types := _types()):
+            raise InvalidValue(f"type {where}", self.type, " or ".join(types))
         check_options(self, where)
         clocks = self.clocks_MHz
         legal = isinstance(clocks, tuple) and all(type(c) is int and c > 0 for c in clocks)

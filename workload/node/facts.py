@@ -31,7 +31,7 @@ from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.meters import MeterError
 from tuner.workload.node.meters.time_meter import REMEDY, NoEnergy, permits_time_alone
 from tuner.workload.node.meters.user_meter import METER, opener_of
-from tuner.workload.node.platforms import PLATFORMS, platform_of
+from tuner.workload.node.platforms import platform_of, platforms, plugin_notices
 from tuner.workload.node.platforms.base import DeviceFacts, GpuFacts, Platform
 from tuner.workload.node.readiness import NEEDED, USED, MissingItem, missing_parts
 from tuner.workload.program.ops import installed_torch, installed_version
@@ -250,6 +250,7 @@ def _why_not_torch(platform: Platform) -> str:
 
 def _notes(inspected: Iterable[DeviceFacts], cores: float, gpus: int) -> tuple[str, ...]:
     notes = [note for facts in inspected for note in facts.notes]
+    notes += plugin_notices()
     notes.append(why_not_program())
     if not why_few_cores(cores, gpus):  # too few are among the missing parts
         notes.append(why_few_cores(cores, gpus, ENOUGH_CORES))
@@ -303,7 +304,8 @@ def inspect_node(
         memory_bytes, free_bytes = host_memory(proc=proc, cgroup=cgroup)
     except InputError as error:
         return NodeFacts(host, None, str(error))
-    inspected = [(each, each.facts()) for each in (k(environ, sys=sys) for k in PLATFORMS.values())]
+    every = [kind(environ, sys=sys) for kind in platforms().values()]
+    inspected = [(each, each.facts()) for each in every]
     inspected = [(k, f) for k, f in inspected if k.always_listed or f.devices or f.broken]
     platform, found = _in_use(inspected)
     clocks = platform.clocks()

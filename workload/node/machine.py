@@ -9,7 +9,7 @@ from pathlib import Path
 
 from tuner.search_spaces.cluster import Cluster
 from tuner.workload.node.host import host_memory, usable_cores
-from tuner.workload.node.platforms import PLATFORMS
+from tuner.workload.node.platforms import platforms
 from tuner.workload.node.platforms.base import Host
 
 
@@ -31,7 +31,7 @@ def detect_cluster(
     total_bytes, _ = host_memory(proc=proc, cgroup=cgroup)
     cores = usable_cores(proc=proc, cgroup=cgroup, affinity=affinity)
     host = Host(total_bytes, cores, core, dev)
-    each = (platform(environ, sys=sys).cluster(host) for platform in PLATFORMS.values())
+    each = (platform(environ, sys=sys).cluster(host) for platform in platforms().values())
     found = next(cluster for cluster in each if cluster is not None)
     path = (os.environ if environ is None else environ).get("JOULEFRONT_NVME_PATH", "")
     return replace(found, nvme_path=path) if path else found

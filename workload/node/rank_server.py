@@ -24,7 +24,8 @@ from typing import Any
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.temporary import TemporaryFolder
 from tuner.workload.node.command_group import CommandGroup
-from tuner.workload.node.platforms import PLATFORMS, Platform
+from tuner.workload.node.platforms import platforms
+from tuner.workload.node.platforms.base import Platform
 from tuner.workload.node.rank_group import NoReply, RankGroup, ServerError
 from tuner.workload.program.ops import (
     BUILD_LIMIT_S,
@@ -38,7 +39,7 @@ from tuner.workload.scripts.rights import refuse_sudo, without_secrets
 #: What the fork server is told whenever it imports: drivers' libraries that imports may open.
 PREPARE = {
     "op": "prepare",
-    "libraries": [library for each in PLATFORMS.values() for library in each.libraries],
+    "libraries": [library for each in platforms().values() for library in each.libraries],
 }
 
 #: The imports of `deepspeed.initialize` and the first step, 2 s of them, found by listing

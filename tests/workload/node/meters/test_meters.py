@@ -28,7 +28,7 @@ from tuner.workload.node.meters.rapl import RaplMeter
 from tuner.workload.node.meters.time_meter import NoEnergy
 from tuner.workload.node.meters.timeline import Timeline
 from tuner.workload.node.meters.user_meter import TAKEN
-from tuner.workload.node.platforms import PLATFORMS
+from tuner.workload.node.platforms import platforms
 from tuner.workload.records.power_sample import PowerSample
 from tuner.workload.records.probe import MeterInfo
 
@@ -633,7 +633,7 @@ CPUS, GPUS = Cluster("cpus", CORE, 2), Cluster("gpus", GPU, 2)
 
 class TestOpenMeter:
     def open(self, cluster: Cluster, sys: Path) -> MeterInfo:
-        meter = PLATFORMS[cluster.device.type](sys=sys).open_meter(cluster)
+        meter = platforms()[cluster.device.type](sys=sys).open_meter(cluster)
         meter.read()
         meter.close()
         return meter.info

@@ -19,7 +19,7 @@ from tuner.workload.node.measure.window import ProbeFailed
 from tuner.workload.node.meters import Meter
 from tuner.workload.node.meters.estimated_meter import EstimatedMeter
 from tuner.workload.node.meters.user_meter import TAKEN
-from tuner.workload.node.platforms import PLATFORMS, platform_of
+from tuner.workload.node.platforms import SHIPPED, platform_of, platforms
 from tuner.workload.node.platforms.base import ClockFacts, DeviceFacts, GpuFacts, Host, Platform
 from tuner.workload.program.built_in_job import OFFLOAD_RULE, launchable
 from tuner.workload.records.probe import Failure, MeterInfo
@@ -61,7 +61,7 @@ class Other(Platform):
 
 @pytest.fixture
 def other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(PLATFORMS, "cuda", Other)
+    monkeypatch.setitem(SHIPPED, "cuda", f"{__name__}:Other")
 
 
 @pytest.mark.usefixtures("other")
@@ -100,7 +100,7 @@ def test_ranks_that_offload_are_bound_to_cores_where_they_have_gpus() -> None:
     assert launchable(load_job(), load_cluster("cpu-2")).binding(offload) == ""
 
 
-@pytest.mark.parametrize("kind", PLATFORMS.values())
+@pytest.mark.parametrize("kind", platforms().values())
 def test_every_platform_answers_on_a_machine_without_its_devices(
     kind: type[Platform], tmp_path: Path
 ) -> None:

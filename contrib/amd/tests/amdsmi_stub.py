@@ -13,6 +13,14 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
+
+@dataclass
+class FakeClock:
+    """Seconds that pass only when a test says so."""
+
+    now_s: float = 1000.0
+
+
 NOT_SUPPORTED, NO_PERM, DRIVER_NOT_LOADED, NOT_INIT = 2, 10, 34, 32
 #: Joules of a step of the accumulator (the documentation's example: 15.3 uJ).
 RESOLUTION_UJ = 15.259021759033203

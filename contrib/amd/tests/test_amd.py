@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 import pytest
+from amdsmi_stub import FakeClock, Stub, StubGpu
+from joulefront_amd.meter import AmdMeter, opened
+from joulefront_amd.platform import Amd
 
-from tests.support.amdsmi_stub import Stub, StubGpu
-from tests.support.fake_clock import FakeClock
 from tuner.models.analytic.constants import constants_of, load_constants
 from tuner.search_spaces.errors import InputError
+from tuner.testing.platforms import PlatformContract
 from tuner.workload.node.facts import inspect_node
 from tuner.workload.node.machine import detect_cluster
-from tuner.workload.node.meters.amd import AmdMeter, opened
 from tuner.workload.node.meters.base import Meter, MeterError
 from tuner.workload.node.meters.user_meter import TAKEN
-from tuner.workload.node.platforms import platform_of
-from tuner.workload.node.platforms.amd import Amd
+from tuner.workload.node.platforms import platform_of, platforms, plugin_notices
 from tuner.workload.node.platforms.base import Host
 from tuner.workload.program.ops import TorchBuild
 
@@ -176,7 +177,7 @@ def test_a_variable_that_names_no_gpu_is_refused(made: Make, environ: dict[str, 
 def test_without_amdsmi_there_are_no_gpus(
     made: Make, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, how: str
 ) -> None:
-    """amdsmi without ROCm's library raises KeyError, not ImportError."""
+    """Amdsmi without ROCm's library raises KeyError, not ImportError."""
     if how == "no driver":
         made().loaded = False
     elif how == "absent":
@@ -260,3 +261,26 @@ def test_doctor_lists_amdsmi_only_where_there_are_such_gpus(
     assert [gpu.name for gpu in facts.gpus] == ["AMD Instinct MI300X"] * 2
     assert not facts.ready
     assert "without ROCm" in "\n".join(facts.lines())
+
+
+class TestContract(PlatformContract):
+    """The contract of joulefront's platforms."""
+
+    entry = "rocm"
+
+    def without_devices(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Amd:
+        monkeypatch.setitem(sys.modules, "amdsmi", None)
+        return Amd({}, sys=tmp_path)
+
+    def with_devices(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Amd:
+        began_s = time.monotonic()
+        stub = Stub([StubGpu(), StubGpu()], lambda: time.monotonic() - began_s + 100.0, release=7)
+        monkeypatch.setitem(sys.modules, "amdsmi", stub.module())
+        return Amd({}, sys=tmp_path)
+
+
+def test_it_is_found_as_an_installed_distribution(made: Make) -> None:
+    made()
+    assert platforms()["rocm"] is Amd
+    assert list(platforms()) == ["cuda", "rocm", "cpu"]  # a machine's cores come last
+    assert plugin_notices() == []

@@ -10,12 +10,12 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from typing import Any
 
+from joulefront_amd.meter import AmdGpu, AmdMeter, as_number, opened
 from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.errors import InputError
 from tuner.workload.node.clocks.base import FixedGovernor, Governor
 from tuner.workload.node.host import usable_cores, why_few_cores
 from tuner.workload.node.meters import Meter
-from tuner.workload.node.meters.amd import AmdGpu, AmdMeter, as_number, opened
 from tuner.workload.node.meters.base import MeterError, NoDriver
 from tuner.workload.node.platforms.base import (
     ClockFacts,
@@ -43,6 +43,7 @@ CLOCKS_ALONE = "the clocks and power caps of AMD's GPUs are left alone: no guard
 class Amd(Platform):
     """The visible GPUs."""
 
+    PROTOCOL = 1
     always_listed = False
     accelerator = "cuda"  # as torch and DeepSpeed call ROCm
 

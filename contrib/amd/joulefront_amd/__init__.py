@@ -1,0 +1,1 @@
+"""AMD's GPUs for joulefront: a platform and its meter, through amdsmi."""
