@@ -42,6 +42,8 @@ USER, UID = "contributor", 1000
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 #: Variables of this machine's network, which the package index may need.
 NETWORK = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
+#: What is mounted, and what a command starts, ends with it.
+ALONE = ("unshare", "--mount", "--pid", "--fork", "--kill-child")
 #: A command that takes longer is ended, and counts as failed.
 LIMIT_S = 45 * 60
 
@@ -251,8 +253,11 @@ class CleanRoot:
 
     def _clone(self) -> None:
         clone = self._inside(self.machine.clone)
-        words = ["git", "clone", "--quiet", f"file://{ROOT}", str(clone)]
-        subprocess.run(words, check=True, env={**os.environ, "GIT_CONFIG_COUNT": "0"})
+        # The checkout may belong to another user, as in a container.
+        settings = FOLDER / "gitconfig"
+        settings.write_text("[safe]\n\tdirectory = *\n")
+        words = ["git", "clone", "--quiet", ROOT.as_uri(), str(clone)]
+        subprocess.run(words, check=True, env={**os.environ, "GIT_CONFIG_GLOBAL": str(settings)})
         subprocess.run(["chown", "-R", f"{UID}:{UID}", clone], check=True)
 
     def _mounts(self) -> list[str]:
@@ -299,12 +304,11 @@ class CleanRoot:
             *("sh", "-c", inside),
         ]
         script = "\n".join(["set -e", *self._mounts(), f"exec {shlex.join(words)}"])
-        alone = ["unshare", "--mount", "--pid", "--fork", "--kill-child"]
         with contextlib.ExitStack() as opened:
             output = opened.enter_context(open(log, "a")) if log else None
             try:
                 done = subprocess.run(
-                    [*alone, "sh", "-c", script],
+                    [*ALONE, "sh", "-c", script],
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT if output else None,
@@ -360,6 +364,9 @@ def bare_debian(suite: str, packages: tuple[str, ...]) -> Path:
         raise CannotBeHadError("only root may change the root folder and mount")
     if shutil.which("mmdebstrap") is None:
         raise CannotBeHadError("no mmdebstrap (Debian: apt-get install mmdebstrap)")
+    tried = subprocess.run([*ALONE, "true"], capture_output=True, text=True, check=False)
+    if tried.returncode:
+        raise CannotBeHadError(f"no namespaces may be made here: {tried.stderr.strip()}")
     made = FOLDER / "-".join([suite, *packages]).replace("/", "_")
     if made.exists():
         return made

@@ -139,6 +139,18 @@ def test_what_the_issue_of_machines_asks_for_is_a_row() -> None:
         assert not (machine.read_only_home and machine.clone.startswith("/home"))
 
 
+def test_where_no_namespace_may_be_made_the_machine_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machines, "FOLDER", tmp_path)
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(machines.shutil, "which", lambda name, **_: f"/usr/bin/{name}")
+    monkeypatch.setattr(machines, "ALONE", ("sh", "-c", "echo unshare failed >&2; exit 1"))
+    machines.bare_debian.cache_clear()
+    with pytest.raises(CannotBeHadError, match="no namespaces may be made here: unshare failed"):
+        machines.bare_debian("bookworm", ())
+
+
 @pytest.mark.root
 def test_a_command_in_a_root_has_its_environment_and_nothing_of_ours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
