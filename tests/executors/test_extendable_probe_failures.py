@@ -18,11 +18,9 @@ from tests.waiting import wait_until
 from tuner.executors.local import InlineExecutor
 from tuner.executors.ray_cluster import POLL_S, JoinedRay
 from tuner.executors.ray_executor import _LEASE_S, _SHORT_MOST, RayExecutor
-from tuner.executors.ray_flights import NO_NODE_S, SHORT_S, TOGETHER_S, Flight, QueuedProbe
+from tuner.executors.ray_flights import NO_NODE_S, SHORT_S, TOGETHER_S, Flight, Losses, QueuedProbe
 from tuner.executors.ray_head import Head
-from tuner.executors.ray_leases import Leases
-from tuner.executors.ray_losses import Losses
-from tuner.executors.ray_nodes import NodePool, Slot
+from tuner.executors.ray_nodes import Leases, NodePool, Slot
 from tuner.search.observations import Observations
 from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.cluster import load_cluster

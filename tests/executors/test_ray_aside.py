@@ -14,8 +14,7 @@ from tuner.executors.ray_cluster import JoinedRay
 from tuner.executors.ray_executor import RayExecutor
 from tuner.executors.ray_flights import Flight
 from tuner.executors.ray_head import Head
-from tuner.executors.ray_leases import Leases
-from tuner.executors.ray_nodes import NodePool, Slot
+from tuner.executors.ray_nodes import Leases, NodePool, Slot
 from tuner.study.rules import node_failures
 from tuner.workload.records.probe import Failure, MeterInfo
 

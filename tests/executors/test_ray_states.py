@@ -24,13 +24,11 @@ from tests.executors.joining_states import false_sentences
 from tests.executors.own_ray import OwnRay
 from tests.support.fake_clock import FakeClock
 from tests.support.studies import METER
-from tuner.executors import ray_executor, ray_first_nodes, ray_flights, ray_head, ray_nodes
+from tuner.executors import ray_executor, ray_flights, ray_head, ray_nodes
 from tuner.executors.ray_cluster import JoinedRay, join_ray
 from tuner.executors.ray_executor import RayExecutor
-from tuner.executors.ray_first_nodes import admit_first
 from tuner.executors.ray_head import Head
-from tuner.executors.ray_leases import Leases
-from tuner.executors.ray_nodes import NodePool, Slot
+from tuner.executors.ray_nodes import Leases, NodePool, Slot, admit_first
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
@@ -105,7 +103,7 @@ input()
 """
 ASKS = """
 import json, os, ray
-from tuner.executors.ray_holders import holders
+from tuner.executors.ray_nodes import holders
 ray.init(address=os.environ["JF_ADDRESS"], log_to_driver=False, logging_level="ERROR")
 node = ray.nodes()[0]["NodeID"]
 (own,) = ray.util.placement_group_table()
@@ -366,7 +364,6 @@ def pool(ray: Any, said: list[str]) -> NodePool:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Time of those who wait for nodes, which the test does not take."""
     made = Clock(0.0)
-    monkeypatch.setattr(ray_first_nodes, "time", made)
     monkeypatch.setattr(ray_nodes, "time", made)
     monkeypatch.setattr(ray_nodes, "place_agent", lambda node, *_, **__: agent_on(node))
     return made

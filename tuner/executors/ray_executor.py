@@ -17,13 +17,8 @@ from pathlib import Path
 
 from tuner.executors.ray_autoscaling import NodeDemand
 from tuner.executors.ray_cluster import actor_is_gone, import_ray, join_ray, resource_of
-from tuner.executors.ray_first_nodes import admit_first
-from tuner.executors.ray_flights import NO_NODE_S, Flight, QueuedProbe
-from tuner.executors.ray_gauges import Gauges
-from tuner.executors.ray_holders import holders
-from tuner.executors.ray_leases import Leases
-from tuner.executors.ray_losses import Losses
-from tuner.executors.ray_nodes import NodePool, Slot
+from tuner.executors.ray_flights import NO_NODE_S, Flight, Losses, QueuedProbe
+from tuner.executors.ray_nodes import Leases, NodePool, Slot, admit_first, holders
 from tuner.executors.ray_security import exposures
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
@@ -49,6 +44,30 @@ _LEASE_S, _ASIDE_S = 60.0, 30.0
 _ASIDE_FAILED_S = 600.0
 #: No further probe is requested while more than this number wait for nodes that are lost.
 _SHORT_MOST = 1
+
+
+GAUGES = {
+    "joulefront_probes": "Probes that are measured now.",
+    "joulefront_nodes": "Nodes that these probes have.",
+    "joulefront_power_watts": "Power of these probes in their latest windows, watts.",
+}
+
+
+class Gauges:
+    """Gauges of one run, by `ray.util.metrics`; Ray exports them every few seconds."""
+
+    def __init__(self, run: str) -> None:
+        from ray.util.metrics import Gauge
+
+        self._gauges = {
+            name: Gauge(name, description=text, tag_keys=("run",)).set_default_tags({"run": run})
+            for name, text in GAUGES.items()
+        }
+
+    def set(self, probes: int, nodes: int, power_W: float) -> None:
+        """Set them."""
+        for gauge, value in zip(self._gauges.values(), (probes, nodes, power_W), strict=True):
+            gauge.set(value)
 
 
 class RayExecutor:

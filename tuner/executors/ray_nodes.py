@@ -2,17 +2,19 @@
 
 A slot is room for one probe: a node, or a part of its devices, with the agent that runs probes
 there. The agents live as long as the study, so the frameworks are imported once per node. A node
-is inspected before it is used, and one whose GPUs other processes use is asked again later.
+is inspected before it is used, and one whose GPUs other processes use is asked again later. A probe
+leases the devices of its slots by a placement group of Ray.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tuner.executors.ray_cluster import POLL_S, actor_is_gone, place_agent, resource_of
+from tuner.executors.ray_head import Head
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
@@ -365,3 +367,121 @@ class NodePool:
             self.admit(POLL_S, wait_for_all=True)
             return
         self.slots.append(slot)
+
+
+#: A study starts when all nodes have answered, or so long after the first did. While none has, it
+#: waits for the longest time: hundreds of workers that import from one file system take minutes.
+_GRACE_S, _LATEST_S, _NOTICE_S = 30.0, 300.0, 60.0
+#: It waits so long for the first node that others do not use, and looks so often.
+_BUSY_S, _RETRY_S = 600.0, 1.0
+#: Limit on one wait for answers, so that Ctrl-C is heard.
+_WAIT_S = 2.0
+
+
+def admit_first(pool: NodePool, announce: Callable[[str], None]) -> None:
+    """Use the nodes that answer in time; InputError if none can be used.
+
+    Those that are late are admitted while the study runs.
+    """
+    begin_s = now_s = time.monotonic()
+    until_s, notified = begin_s + _LATEST_S, False
+    while pool.unanswered and now_s < until_s:
+        if not notified and not pool.slots and now_s >= begin_s + _NOTICE_S:
+            notified = True
+            announce(f"{_unanswered(pool, now_s - begin_s)}; waiting up to {_LATEST_S:.0f} s")
+        none = not pool.slots
+        pool.admit(min(until_s - now_s, _WAIT_S))
+        now_s = time.monotonic()
+        if none and pool.slots:
+            until_s = now_s + _GRACE_S
+    if not pool.slots and pool.unanswered:
+        raise InputError(f"{_unanswered(pool, now_s - begin_s)}; mend that, and try again")
+    if not pool.slots and pool.has_busy:
+        _wait_for_busy(pool, announce)
+    pool.require_slots()
+
+
+def _wait_for_busy(pool: NodePool, announce: Callable[[str], None]) -> None:
+    announce(f"waiting up to {_BUSY_S / 60:.0f} minutes until a node is free")
+    until_s = time.monotonic() + _BUSY_S
+    while not pool.slots and time.monotonic() < until_s:
+        time.sleep(_RETRY_S)
+        pool.refresh()
+        pool.admit(_WAIT_S)
+
+
+def _unanswered(pool: NodePool, waited_s: float) -> str:
+    names = pool.unanswered
+    have = f"{names[0]} has" if len(names) == 1 else f"{len(names)} nodes have"
+    return (
+        f"{have} the devices, and none answered within {waited_s:.0f} s: their processes start "
+        "slowly (imports from a shared file system), or ports between the nodes are closed"
+    )
+
+
+class Leases:
+    """Placement groups that are taken and given back; the latter waits while the head is silent."""
+
+    def __init__(self, ray: Any, head: Head, resource: str) -> None:
+        self._ray, self._head, self._resource = ray, head, resource
+        self._given_back: list[Any] = []
+
+    def take(self, name: str, slots: Sequence[Slot]) -> Any:
+        """Return a lease of the devices of some slots, which may be granted later."""
+        from ray.util.placement_group import placement_group
+
+        return placement_group(
+            [{self._resource: slot.amount} for slot in slots],
+            name=name,
+            strategy="STRICT_SPREAD" if len(slots) > 1 else "STRICT_PACK",
+            bundle_label_selector=[{"ray.io/node-id": slot.node} for slot in slots],
+        )
+
+    def give_back(self, *leases: Any) -> None:
+        """Give leases back, and those that could not be before."""
+        self._given_back += leases
+        while self._given_back and not self._head.silent_s():
+            self._ray.util.remove_placement_group(self._given_back.pop())
+
+
+#: Limit on the call of Ray's state API, which only clusters with ray[default] have.
+_STATE_S = 5
+
+
+def holders(nodes: Collection[str], resource: str, own: Collection[str]) -> list[str]:
+    """Return a phrase for each placement group and actor that holds devices on one of some nodes.
+
+    Args:
+        nodes: Ray's ids of nodes.
+        resource: Ray's name of the devices.
+        own: ids of placement groups that do not count.
+    """
+    groups = {f"placement group {name}" for name in _groups(nodes, resource, own)}
+    return [*sorted(groups), *sorted(set(_actors(nodes, resource)))]
+
+
+def _groups(nodes: Collection[str], resource: str, own: Collection[str]) -> Iterator[str]:
+    from ray.util import placement_group_table
+
+    for key, group in placement_group_table().items():
+        where = group["bundles_to_node_id"]
+        requests = (where[n] in nodes and resource in b for n, b in group["bundles"].items())
+        if group["state"] == "CREATED" and key not in own and any(requests):
+            yield repr(group["name"]) if group["name"] else key[:12]
+
+
+def _actors(nodes: Collection[str], resource: str) -> Iterator[str]:
+    from ray.util.state import list_actors
+    from ray.util.state.exception import RayStateApiException
+
+    try:
+        listed: list[Any] = list_actors(
+            filters=[("state", "=", "ALIVE")], detail=True, timeout=_STATE_S
+        )
+    except (RayStateApiException, OSError, ValueError):  # the head has no ray[default]
+        return
+    for actor in listed:
+        requests = resource in (actor.required_resources or {})
+        if requests and actor.node_id in nodes and not actor.placement_group_id:
+            named = f" {actor.name!r}" if actor.name else ""
+            yield f"actor {actor.class_name}{named} of Ray job {actor.job_id}"
