@@ -239,7 +239,7 @@ def _in_recorded_order(
 ) -> StudyRequest:
     if request.sampler is not None or request.try_first:
         raise InputError("recorded_order gives the order; leave sampler and try_first out")
-    from tuner.search.recorded_order import RecordedOrder
+    from tuner.search.planner import RecordedOrder
 
     return replace(request, sampler=RecordedOrder(problem.candidates, runner.probes))
 

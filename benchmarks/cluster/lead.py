@@ -17,8 +17,7 @@ from tuner.workload.node.meters.base import Meter
 from tuner.workload.node.multi_node.peer import Peer
 from tuner.workload.node.multi_node.probe import MultiNodeTimeline, Nodes
 from tuner.workload.node.multi_node.samples import with_shared_states
-from tuner.workload.records.power_sample import PowerSample
-from tuner.workload.records.probe import MeterInfo
+from tuner.workload.records.probe import MeterInfo, PowerSample
 
 NODES, GPUS = 1024, 8
 #: Samples of a window of four seconds, and windows of a probe.

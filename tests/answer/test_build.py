@@ -41,7 +41,7 @@ def test_the_peak_is_the_highest_sample_within_the_window(tmp_path):
     """Samples before the window (a launch) are no part of it; without samples nothing is said."""
     from dataclasses import replace
 
-    from tuner.workload.records.power_sample import PowerSample
+    from tuner.workload.records.probe import PowerSample
     from tuner.workload.records.trace import write_power_samples
 
     window = replace(measured(), started_s=10.0, window_s=5.0)

@@ -46,8 +46,7 @@ from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.search_spaces.job import load_job
-from tuner.workload.records.power_sample import PowerSample
-from tuner.workload.records.probe import ProbeRecord, ProbeRequest
+from tuner.workload.records.probe import PowerSample, ProbeRecord, ProbeRequest
 from tuner.workload.records.trace import read_trace
 
 

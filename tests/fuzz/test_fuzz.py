@@ -350,7 +350,7 @@ def test_the_dashboard_is_on_loopback_unless_told_otherwise() -> None:
 
 
 def test_power_samples_stay_in_the_run_folder(tmp_path: Path) -> None:
-    from tuner.workload.records.power_sample import PowerSample
+    from tuner.workload.records.probe import PowerSample
 
     path = write_power_samples(tmp_path, "p0000", [PowerSample(0.0, 1.0)])
     assert path is not None

@@ -28,8 +28,7 @@ from tuner.online.marks import Mark
 from tuner.online.metrics import Metrics, families
 from tuner.search_spaces.errors import InputError
 from tuner.workload.node.platforms.base import GpuFacts
-from tuner.workload.records.power_sample import PowerSample
-from tuner.workload.records.probe import MeterInfo
+from tuner.workload.records.probe import MeterInfo, PowerSample
 
 GPUS = (GpuFacts(2, "GPU-b", "A100", 1), GpuFacts(0, "GPU-a", "A100", 1))
 

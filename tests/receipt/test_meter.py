@@ -22,7 +22,7 @@ from tuner.search_spaces.errors import InputError
 FAILS = """
 import time
 from tuner.workload.node.meters import MeterError, Reading
-from tuner.workload.records.power_sample import PowerSample
+from tuner.workload.records.probe import PowerSample
 from tuner.workload.records.probe import MeterInfo
 
 class Fails:

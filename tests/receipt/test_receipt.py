@@ -20,8 +20,7 @@ from tuner.receipt.trainings import RankCount, Training, read_counts, trainings_
 from tuner.search_spaces.errors import InputError
 from tuner.workload.hook.tally import HEAD
 from tuner.workload.node.meters import Reading
-from tuner.workload.records.power_sample import PowerSample
-from tuner.workload.records.probe import MeterInfo
+from tuner.workload.records.probe import MeterInfo, PowerSample
 
 
 def rank(number: int = 0, world: int = 1, parent: int = 1, *, first_s: float = 10.0) -> RankCount:

@@ -9,8 +9,7 @@ import numpy as np
 from tests.support.studies import METER, measured
 from tuner.models.surrogate.features import FeatureMap
 from tuner.models.surrogate.surrogates import Surrogates
-from tuner.search.beside_front import beside_front
-from tuner.search.candidate_planner import BELIEVED_FROM, CandidatePlanner
+from tuner.search.candidate_planner import BELIEVED_FROM, CandidatePlanner, beside_front
 from tuner.search.candidate_pool import CandidateView
 from tuner.search.planner import PlanningState
 from tuner.search_spaces.configuration import Configuration, Settings

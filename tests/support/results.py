@@ -13,8 +13,14 @@ from tuner.problem.constraints import Constraints
 from tuner.problem.stop_reason import StopReason
 from tuner.result import Result
 from tuner.search_spaces.configuration import Configuration, Settings
-from tuner.workload.records.power_sample import PowerSample
-from tuner.workload.records.probe import Failure, Measurement, MeterInfo, ProbeRecord, ProbeRequest
+from tuner.workload.records.probe import (
+    Failure,
+    Measurement,
+    MeterInfo,
+    PowerSample,
+    ProbeRecord,
+    ProbeRequest,
+)
 from tuner.workload.records.trace import write_power_samples
 
 NVML = MeterInfo("nvml", "gpu", "NVML total-energy counter")

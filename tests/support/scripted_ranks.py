@@ -8,8 +8,7 @@ from collections.abc import Callable, Mapping
 
 from tuner.workload.node.meters.base import Reading
 from tuner.workload.node.rank_group import Event
-from tuner.workload.records.power_sample import PowerSample
-from tuner.workload.records.probe import MeterInfo
+from tuner.workload.records.probe import MeterInfo, PowerSample
 
 
 class ScriptedClock:

@@ -171,8 +171,7 @@ def test_no_folder_of_a_run_leads_elsewhere(folder: str, run: Path, tmp_path: Pa
 
 def test_power_samples_and_records_follow_no_link(tmp_path: Path) -> None:
     from tests.support.studies import request
-    from tuner.workload.records.power_sample import PowerSample
-    from tuner.workload.records.probe import MeterInfo
+    from tuner.workload.records.probe import MeterInfo, PowerSample
     from tuner.workload.records.trace import (
         PENDING_NAME,
         partial_record,

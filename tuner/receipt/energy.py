@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from tuner.workload.node.host import busy_ticks
 from tuner.workload.node.meters import Reading
 from tuner.workload.node.meters.base import device_states
-from tuner.workload.records.power_sample import PowerSample
+from tuner.workload.records.probe import PowerSample
 
 #: Readings that are kept: a moment that lies further back has been asked for before.
 _KEPT = 600

@@ -15,11 +15,11 @@ import numpy as np
 
 from tuner.models.memory_margin import LIKELY_FROM, learned_margin
 from tuner.models.surrogate.features import FeatureMap
+from tuner.models.surrogate.kernel import LIVE
 from tuner.models.surrogate.surrogates import Surrogates
 from tuner.models.surrogate.ties import TOLERANCE, first_best
 from tuner.pareto import nondominated
-from tuner.search.beside_front import beside_front
-from tuner.search.candidate_pool import CandidatePool, CandidateView
+from tuner.search.candidate_pool import LIKELY, CandidatePool, CandidateView
 from tuner.search.crash_causes import LAST, CrashCauses
 from tuner.search.deferral import LargerBatches, SlackLimits, UnreachedClocks
 from tuner.search.joint_draws import LIVE_DRAWN, JointDraws
@@ -350,3 +350,55 @@ class CandidatePlanner(ProbePlanner):
     def _extendable(self, members: Sequence[int], closed: np.ndarray) -> bool:
         others = np.setdiff1d(self._members[self._launch_of[members[0]]], members)
         return not closed[others].all()
+
+
+# Live settings next to the measured front are measured before a search believes a curve. A smooth
+# surrogate draws a knee too high between two windows, and noise can hide a whole curve: the front
+# is then believed to end where it does not. So a launch is not left, nor a search ended, while a
+# live setting next to the measured front was never tried.
+
+#: Settings nearer than this share of a knob's range count as one: of a clock in steps of 15 MHz the
+#: whole curve would be measured, step by step.
+RESOLUTION = 0.1
+ROUNDING = 1e-9
+
+
+def beside_front(
+    features: FeatureMap,
+    members: Sequence[np.ndarray],
+    launch_of: np.ndarray,
+    front: Sequence[int] | np.ndarray,
+    candidates: CandidateView,
+) -> list[int]:
+    """Return the open live settings next to those of the front, the lowest levels first.
+
+    Args:
+        members: candidates of each launch.
+        launch_of: launch of each candidate.
+        front: measured candidates that no other one dominates.
+        candidates: that may be proposed; one that probably equals another or cannot run is left.
+    """
+    live = np.flatnonzero(features.kinds == LIVE)
+    likely = set(candidates.members[candidates.chances >= LIKELY].tolist())
+    found: dict[int, None] = {}
+    for candidate in front:
+        rows = members[launch_of[candidate]]
+        if not likely.intersection(rows.tolist()):
+            continue
+        apart = features.matrix[rows][:, live] - features.matrix[candidate, live]
+        for column in range(len(live)):
+            others = np.delete(apart, column, axis=1)
+            alone = (np.abs(others) < ROUNDING).all(axis=1)
+            for side in (-1.0, 1.0):
+                found |= dict.fromkeys(_next(rows, side * apart[:, column], alone, likely))
+    return sorted(found, key=lambda row: (float(features.matrix[row, live].sum()), row))
+
+
+def _next(rows: np.ndarray, ahead: np.ndarray, alone: np.ndarray, likely: set[int]) -> list[int]:
+    # The farthest setting within reach; none if one of those within reach is not open.
+    ahead = np.where(alone & (ahead > ROUNDING), ahead, np.inf)
+    reach = max(float(ahead.min()), RESOLUTION) + ROUNDING
+    within = np.flatnonzero(ahead <= reach)
+    if not len(within) or not all(int(row) in likely for row in rows[within]):
+        return []
+    return [int(rows[within[ahead[within].argmax()]])]

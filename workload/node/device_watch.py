@@ -17,8 +17,7 @@ from tuner.search_spaces.errors import InputError
 from tuner.workload.node.measure.window import ProbeFailed
 from tuner.workload.node.meters import Meter, MeterError
 from tuner.workload.node.platforms.base import Counters, Platform
-from tuner.workload.records.power_sample import PowerSample
-from tuner.workload.records.probe import Failure
+from tuner.workload.records.probe import Failure, PowerSample
 
 #: A device that has just worked is hot and at its highest clock: its power is that of an idle one
 #: only after some seconds. An H100 then draws 20 to 60 % more than later.

@@ -55,10 +55,10 @@ from tuner.workload.node.rank_launch import (
 )
 from tuner.workload.node.rank_server import control_socket
 from tuner.workload.node.setting_window import SettingWindow
-from tuner.workload.records.power_sample import PowerSample
 from tuner.workload.records.probe import (
     Failure,
     Measurement,
+    PowerSample,
     ProbeRecord,
     ProbeRequest,
     UnappliedSetting,

@@ -12,14 +12,12 @@ from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.typed_json import dump_fields, read_fields
 from tuner.workload.records.basis import Basis
-from tuner.workload.records.drift import Drift
 from tuner.workload.records.limits import (
     FIRST_STEP_LIMIT_S,
     STEP_LIMIT_S,
     ProbeLimits,
     WindowPolicy,
 )
-from tuner.workload.records.styles import without_styles
 from tuner.workload.records.without_energy import known_figures, with_stand_in
 
 #: Version of a record's JSON. A reader takes this one and older ones
@@ -221,6 +219,18 @@ class MeterInfo:
         return {"estimated": self.estimated, **({"twin": True} if self.twin else {})}
 
 
+@dataclass(frozen=True, slots=True)
+class PowerSample:
+    """Point of the power timeline: the power of all devices together, watts.
+
+    `extra` holds means over them of "clock_MHz", "utilisation", ..., the hottest "temperature_C".
+    """
+
+    time_s: float
+    power_W: float
+    extra: Mapping[str, float] = field(default_factory=dict)
+
+
 @dataclass(frozen=True)
 class Measurement:
     """Figures of one window, of the whole job (all ranks, all nodes); NaN or None if unknown."""
@@ -295,6 +305,20 @@ class Measurement:
         )
 
 
+#: Control sequences of ECMA-48: CSI, such as a colour; strings with their end, such as a hyperlink
+#: (OSC 8); and short ones, such as a character set. An end that is missing hides no text.
+_SEQUENCES = re.compile(
+    r"(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
+    r"|(?:\x1b[]PX^_]|[\x90\x98\x9d-\x9f])[^\n\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)"
+    r"|\x1b[ -/]*[0-~]"
+)
+
+
+def without_styles(text: str) -> str:
+    """Return the text that a terminal shows, without the sequences that style it."""
+    return _SEQUENCES.sub("", text)
+
+
 @dataclass(frozen=True)
 class Failure:
     """Reason for which a probe ended early; `kind` is a key of `FAILURES`, or a later release's.
@@ -356,6 +380,39 @@ class UnappliedSetting:
     message: str
     delivered: Mapping[str, float] = field(default_factory=dict)
     unsupported: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Drift:
+    """Difference of one live setting's two visits in one probe, an effect of warming up.
+
+    Changes are relative (0.01 is 1 %), `apart_s` is seconds between openings; errors are NaN and
+    `temperature_C`, of the hottest device, None if unknown.
+    """
+
+    live: Settings
+    apart_s: float
+    step_time: float
+    step_time_se: float
+    power: float = math.nan
+    power_se: float = math.nan
+    temperature_C: float | None = None
+
+    @property
+    def notable(self) -> bool:
+        """More than 1 % and more than twice its error, in step time or in power."""
+        pairs = ((self.step_time, self.step_time_se), (self.power, self.power_se))
+        return any(abs(change) > max(0.01, 2 * se) for change, se in pairs if se == se)
+
+    @property
+    def sentence(self) -> str:
+        """The drift as a phrase for people."""
+        heat = f" and {self.temperature_C:+.0f} C" if self.temperature_C is not None else ""
+        power = "" if math.isnan(self.power) else f", power {100 * self.power:+.1f} %"
+        return (
+            f"{self.live.short} visited again after {self.apart_s:.0f} s{heat}: step time "
+            f"{100 * self.step_time:+.1f} %{power}"
+        )
 
 
 @dataclass(frozen=True)

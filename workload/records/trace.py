@@ -31,8 +31,14 @@ from tuner.search_spaces.safe_files import (
     write_text,
 )
 from tuner.search_spaces.typed_json import strict_json
-from tuner.workload.records.power_sample import PowerSample
-from tuner.workload.records.probe import Failure, Measurement, MeterInfo, ProbeRecord, ProbeRequest
+from tuner.workload.records.probe import (
+    Failure,
+    Measurement,
+    MeterInfo,
+    PowerSample,
+    ProbeRecord,
+    ProbeRequest,
+)
 
 #: What is read of a trace, which may come from anybody: a line of so many brackets would take the
 #: hundredfold of it in memory. A record of a thousand windows has a tenth of the line's limit.

@@ -25,8 +25,7 @@ from tuner.workload.node.meters.settling import (
     WatchedMeter,
 )
 from tuner.workload.node.meters.timeline import Ticker
-from tuner.workload.records.power_sample import PowerSample
-from tuner.workload.records.probe import MeterInfo
+from tuner.workload.records.probe import MeterInfo, PowerSample
 
 #: Variables that hide GPUs, the outer one first; HIP takes the third in place of the second (ROCm,
 #: "GPU isolation techniques").

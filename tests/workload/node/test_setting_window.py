@@ -13,8 +13,7 @@ from tuner.workload.node.measure.window import ProbeFailed
 from tuner.workload.node.meters.base import Reading
 from tuner.workload.node.setting_window import SettingWindow
 from tuner.workload.records.limits import WindowPolicy
-from tuner.workload.records.power_sample import PowerSample
-from tuner.workload.records.probe import Failure
+from tuner.workload.records.probe import Failure, PowerSample
 
 POLICY = WindowPolicy(min_s=3.0)
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tuner.workload.records.probe import Failure
-from tuner.workload.records.styles import without_styles
+from tuner.workload.records.probe import Failure, without_styles
 from tuner.workload.scripts.inspection import _last_words
 
 

@@ -10,8 +10,13 @@ import pytest
 from tests.support.studies import METER, measured, record, request
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
-from tuner.workload.records.power_sample import PowerSample
-from tuner.workload.records.probe import SCHEMA_VERSION, Failure, ProbeRecord, ProbeRequest
+from tuner.workload.records.probe import (
+    SCHEMA_VERSION,
+    Failure,
+    PowerSample,
+    ProbeRecord,
+    ProbeRequest,
+)
 from tuner.workload.records.trace import (
     TraceWriter,
     read_power,

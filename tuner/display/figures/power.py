@@ -28,8 +28,7 @@ from tuner.display.figures.style import (
 )
 from tuner.formatting import after_comma, label, number
 from tuner.search_spaces.errors import InputError
-from tuner.workload.records.power_sample import PowerSample
-from tuner.workload.records.probe import Measurement, ProbeRecord
+from tuner.workload.records.probe import Measurement, PowerSample, ProbeRecord
 from tuner.workload.records.trace import read_power
 
 if TYPE_CHECKING:

@@ -17,9 +17,13 @@ from tuner.workload.node.clocks.cpu import FASTEST
 from tuner.workload.node.measure.parts import power_by_part
 from tuner.workload.node.measure.statistics import COMPILATION, DOUBT_SHARE, Z90, Window
 from tuner.workload.node.meters.base import device_number, device_states, over_devices
-from tuner.workload.records.drift import Drift
-from tuner.workload.records.power_sample import PowerSample
-from tuner.workload.records.probe import Measurement, UnappliedSetting, WindowPolicy
+from tuner.workload.records.probe import (
+    Drift,
+    Measurement,
+    PowerSample,
+    UnappliedSetting,
+    WindowPolicy,
+)
 
 #: Counter and integrated power may differ by so much: NVML's power is within 5 % (NVIDIA, NVML API,
 #: nvmlDeviceGetPowerUsage), and so is what is integrated from it.

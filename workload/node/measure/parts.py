@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from tuner.workload.node.measure.statistics import BOUNDARY, Mark
-from tuner.workload.records.power_sample import PowerSample
+from tuner.workload.records.probe import PowerSample
 
 #: Parts in the order in which they are shown, by their names in samples without "_W".
 PARTS = {"gpu": "GPU", "grace": "Grace", "cpu": "CPU cores", "sysio": "SysIO"}

@@ -25,7 +25,7 @@ from scipy.special import stdtrit
 
 from tuner.workload.node.meters.base import Reading
 from tuner.workload.records.limits import WindowPolicy
-from tuner.workload.records.power_sample import PowerSample
+from tuner.workload.records.probe import PowerSample
 
 #: Half the width of a 90 % interval in standard errors (normal distribution).
 Z90 = 1.6448536269514722

@@ -29,8 +29,7 @@ from tuner.workload.node.measure.stragglers import Arrivals
 from tuner.workload.node.meters.base import Meter, Reading
 from tuner.workload.node.rank_group import Event, Ranks
 from tuner.workload.records.limits import ProbeLimits
-from tuner.workload.records.power_sample import PowerSample
-from tuner.workload.records.probe import FAILURES, Failure, WindowPolicy, shown_by
+from tuner.workload.records.probe import FAILURES, Failure, PowerSample, WindowPolicy, shown_by
 
 #: A training that ends by itself within this time, seconds, is over before a search could repay
 #: itself: one probe takes about as long, and a search makes several.

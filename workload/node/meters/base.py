@@ -12,8 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
-from tuner.workload.records.power_sample import PowerSample
-from tuner.workload.records.probe import MeterInfo
+from tuner.workload.records.probe import MeterInfo, PowerSample
 
 #: Lag of sampled power where a meter states none: two samples of the timeline, of which each may be
 #: the mean since the one before it. NVML's instant power is updated every 20 to 100 ms (arXiv

@@ -37,8 +37,7 @@ from tuner.workload.node.meters.settling import (
 )
 from tuner.workload.node.meters.time_meter import NoEnergy
 from tuner.workload.node.meters.timeline import Ticker
-from tuner.workload.records.power_sample import PowerSample
-from tuner.workload.records.probe import MeterInfo
+from tuner.workload.records.probe import MeterInfo, PowerSample
 
 #: Counters of older drivers hold 32 bits of millijoules, 3.6 h at 330 W; a step back that this
 #: explains at no more than a power that no GPU draws is a wrap.

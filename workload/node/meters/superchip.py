@@ -20,8 +20,7 @@ from pathlib import Path
 from tuner.workload.node.meters.base import Meter, MeterError, Reading
 from tuner.workload.node.meters.settling import Edge, Integral, LostJoules, WatchedMeter
 from tuner.workload.node.meters.timeline import Ticker
-from tuner.workload.records.power_sample import PowerSample
-from tuner.workload.records.probe import MeterInfo
+from tuner.workload.records.probe import MeterInfo, PowerSample
 
 _LABEL = re.compile(r"(Module|Grace|CPU|SysIO) Power Socket (\d+)")
 #: Names of the parts' powers in a sample.

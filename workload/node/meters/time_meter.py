@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from tuner.workload.node.meters.base import CounterMeter, MeterError, Reading
 from tuner.workload.node.meters.gpus import on_twin
-from tuner.workload.records.power_sample import PowerSample
-from tuner.workload.records.probe import MeterInfo
+from tuner.workload.records.probe import MeterInfo, PowerSample
 from tuner.workload.records.without_energy import STAND_IN_W
 
 #: Variable that permits it on this node and on the agents that are started here.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from tuner.workload.node.meters.base import Meter, MeterError
-from tuner.workload.records.power_sample import PowerSample
+from tuner.workload.records.probe import PowerSample
 
 
 class Ticker:

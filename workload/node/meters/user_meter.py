@@ -24,8 +24,7 @@ from typing import Any, TypeVar
 from tuner.search_spaces.errors import InputError
 from tuner.workload.node.meters.base import Meter, MeterError, Reading
 from tuner.workload.node.meters.time_meter import TIME_ALONE
-from tuner.workload.records.power_sample import PowerSample
-from tuner.workload.records.probe import ENERGY_SCOPES, MeterInfo
+from tuner.workload.records.probe import ENERGY_SCOPES, MeterInfo, PowerSample
 
 #: Variables that name the meter, and the folder from which its module may be imported.
 METER, FOLDER = "JOULEFRONT_METER", "JOULEFRONT_METER_FOLDER"

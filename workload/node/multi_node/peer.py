@@ -24,8 +24,7 @@ from tuner.workload.node.rank_group import Event, RankGroup
 from tuner.workload.node.rank_launch import Place, RankLaunch, bounded_logs
 from tuner.workload.node.rank_server import control_socket
 from tuner.workload.node.runner import LocalRunner
-from tuner.workload.records.power_sample import PowerSample
-from tuner.workload.records.probe import Failure, MeterInfo, ProbeRequest
+from tuner.workload.records.probe import Failure, MeterInfo, PowerSample, ProbeRequest
 from tuner.workload.scripts.deepspeed_config import ops_needed
 
 

@@ -35,8 +35,7 @@ from tuner.workload.node.multi_node.samples import (
 from tuner.workload.node.probe_run import Probe
 from tuner.workload.node.rank_group import Event, RankGroup, Ranks, ServerError
 from tuner.workload.node.rank_launch import Place, ProbeNode, most_informative, reserved_port
-from tuner.workload.records.power_sample import PowerSample
-from tuner.workload.records.probe import Failure, ProbeRecord, ProbeRequest
+from tuner.workload.records.probe import Failure, PowerSample, ProbeRecord, ProbeRequest
 from tuner.workload.records.runners import Continuation
 
 #: Round trips from which a peer's clock is set: the shortest one bounds the error by its half.

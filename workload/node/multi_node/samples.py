@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 
-from tuner.workload.records.power_sample import PowerSample
+from tuner.workload.records.probe import PowerSample
 
 #: Samples that share the states of their devices: a second of the timeline.
 SHARED = 10

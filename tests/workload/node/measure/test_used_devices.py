@@ -13,8 +13,7 @@ from tuner.workload.node.measure.measurement import measurement, of_used_devices
 from tuner.workload.node.measure.statistics import Window
 from tuner.workload.node.meters.base import Reading, device_number
 from tuner.workload.node.meters.nvml import NvmlMeter
-from tuner.workload.records.power_sample import PowerSample
-from tuner.workload.records.probe import Measurement, UnappliedSetting, WindowPolicy
+from tuner.workload.records.probe import Measurement, PowerSample, UnappliedSetting, WindowPolicy
 
 Make = Callable[..., TwinNode]
 POLICY = WindowPolicy(min_s=1.0, max_s=20.0)

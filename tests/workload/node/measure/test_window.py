@@ -34,10 +34,10 @@ from tuner.workload.node.measure.window import (
     most_steps,
 )
 from tuner.workload.node.meters.base import LAG_S, Reading
-from tuner.workload.records.power_sample import PowerSample
 from tuner.workload.records.probe import (
     Failure,
     Measurement,
+    PowerSample,
     ProbeRecord,
     UnappliedSetting,
     WindowPolicy,

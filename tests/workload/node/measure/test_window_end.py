@@ -13,8 +13,7 @@ from tuner.search_spaces.configuration import Settings
 from tuner.workload.node.measure.measurement import measurement, reached
 from tuner.workload.node.measure.statistics import FIRST_LOOK_S, Window, beaten_by
 from tuner.workload.node.meters.base import Reading
-from tuner.workload.records.power_sample import PowerSample
-from tuner.workload.records.probe import Measurement, ProbeRequest
+from tuner.workload.records.probe import Measurement, PowerSample, ProbeRequest
 
 #: A step takes 0.25 s and 75 J in every scene below.
 FAST, FRUGAL, WORSE = (0.1, 40.0), (0.3, 30.0), (0.5, 200.0)

@@ -17,8 +17,7 @@ from tuner.workload.node.measure.statistics import Window
 from tuner.workload.node.meters.base import MeterError, Reading
 from tuner.workload.node.meters.nvml import NvmlMeter
 from tuner.workload.node.meters.timeline import Timeline
-from tuner.workload.records.power_sample import PowerSample
-from tuner.workload.records.probe import Measurement, WindowPolicy
+from tuner.workload.records.probe import Measurement, PowerSample, WindowPolicy
 
 Make = Callable[..., TwinNode]
 COUNTER = "nvmlDeviceGetTotalEnergyConsumption"

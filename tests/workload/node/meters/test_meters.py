@@ -29,8 +29,7 @@ from tuner.workload.node.meters.time_meter import NoEnergy
 from tuner.workload.node.meters.timeline import Timeline
 from tuner.workload.node.meters.user_meter import TAKEN
 from tuner.workload.node.platforms import platforms
-from tuner.workload.records.power_sample import PowerSample
-from tuner.workload.records.probe import MeterInfo
+from tuner.workload.records.probe import MeterInfo, PowerSample
 
 Make = Callable[..., TwinNode]
 NO_ENV: dict[str, str] = {}

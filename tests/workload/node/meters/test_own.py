@@ -30,8 +30,7 @@ from tuner.workload.node.meters.user_meter import (
 from tuner.workload.node.platforms import platform_of
 from tuner.workload.node.platforms.cores import Cores
 from tuner.workload.node.runner import LocalRunner
-from tuner.workload.records.power_sample import PowerSample
-from tuner.workload.records.probe import MeterInfo
+from tuner.workload.records.probe import MeterInfo, PowerSample
 
 INFO = MeterInfo("pdu", "node", "a unit of the test", host="the whole node at the wall")
 

@@ -31,8 +31,7 @@ from tuner.workload.node.multi_node.probe import (
     settings_of_part,
 )
 from tuner.workload.node.multi_node.samples import SHARED, merged, with_shared_states
-from tuner.workload.records.power_sample import PowerSample
-from tuner.workload.records.probe import MeterInfo, ProbeRequest, WindowPolicy
+from tuner.workload.records.probe import MeterInfo, PowerSample, ProbeRequest, WindowPolicy
 
 CLOCKS = (1200, 1300, 1400, 1500)
 
