@@ -9,14 +9,21 @@ import pytest
 
 
 def install_plugin(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, group: str, name: str, source: str
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    group: str,
+    name: str,
+    source: str,
+    *,
+    attribute: str = "",
 ) -> None:
-    """Install a module of this source, which an entry point of the group names."""
+    """Install a module of this source; an entry point of the group names it, or its attribute."""
     module = f"plugin_{folder.name.replace('-', '_')}"
     (folder / f"{module}.py").write_text(source)
+    colon = ":" if attribute else ""
     info = folder / f"{module}-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(f"[{group}]\n{name} = {module}\n")
+    (info / "entry_points.txt").write_text(f"[{group}]\n{name} = {module}{colon}{attribute}\n")
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.delitem(sys.modules, module, raising=False)

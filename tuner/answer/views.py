@@ -8,6 +8,7 @@ an entry point of the group `joulefront.views`.
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
@@ -45,7 +46,9 @@ class View:
         return answer
 
 
-SOCKET = Socket("joulefront.views", "view", 1, ("answer_lines", "summary_lines", "write"))
+SOCKET = Socket(
+    "joulefront.views", "view", 1, ("opening_lines", "answer_lines", "summary_lines", "write")
+)
 #: Views of this package by name: module, and name of the view in it.
 SHIPPED = {
     "plan": ("tuner.planner.view", "VIEW"),
@@ -70,10 +73,45 @@ def _shipped(name: str) -> View | None:
     return found
 
 
+class _Guarded(View):
+    """A view of another distribution, whose failures do not take the answer with them."""
+
+    PROTOCOL = 1
+
+    def __init__(self, name: str, view: View) -> None:
+        self._name, self._view = name, view
+
+    def _lines(self, method: str, answer: Answer) -> list[str]:
+        try:
+            return [str(line) for line in getattr(self._view, method)(answer)]
+        except Exception as error:
+            fault = f"{method}() failed ({type(error).__name__}: {str(error)[:200]})"
+            return [f"The view {self._name!r} adds nothing: {fault}."]
+
+    def opening_lines(self, answer: Answer) -> list[str]:
+        return self._lines("opening_lines", answer)
+
+    def answer_lines(self, answer: Answer) -> list[str]:
+        return self._lines("answer_lines", answer)
+
+    def summary_lines(self, answer: Answer) -> list[str]:
+        return self._lines("summary_lines", answer)
+
+    def write(self, run: RunFolder, answer: Answer, records: Sequence[ProbeRecord]) -> Answer:
+        try:
+            return self._view.write(run, answer, records)
+        except Exception as error:
+            warnings.warn(
+                f"the view {self._name!r} wrote nothing: {type(error).__name__}: {error}",
+                stacklevel=2,
+            )
+            return answer
+
+
 def views() -> Sequence[View]:
     """Return the views of this installation."""
     shipped = (view for name in SHIPPED if (view := _shipped(name)) is not None)
-    return [*shipped, *_plugins().found.values()]
+    return [*shipped, *(_Guarded(name, view) for name, view in _plugins().found.items())]
 
 
 def view_named(name: str) -> Any:

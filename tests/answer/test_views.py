@@ -1,0 +1,114 @@
+"""Socket of views: what is shipped, what is left out, and plug-ins of other distributions."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.entry_points import install_plugin
+from tests.support.studies import run_replay, write_table
+from tuner.answer import views as socket
+from tuner.answer.views import SHIPPED, SOCKET, View, views
+from tuner.api import load_result
+from tuner.cli.main import main
+from tuner.display.text import answer_lines
+from tuner.planner.api import plan
+from tuner.search_spaces.errors import InputError
+
+PLUGIN = """
+from tuner.answer.views import View
+
+class Carbon(View):
+    PROTOCOL = 1
+
+    def answer_lines(self, answer):
+        return [f"Carbon: {len(answer.points)} points were weighed."]
+
+VIEW = Carbon()
+"""
+
+
+@pytest.fixture(autouse=True)
+def _found_again() -> Iterator[None]:
+    for each in (socket._plugins, socket._shipped):
+        each.cache_clear()
+    yield
+    for each in (socket._plugins, socket._shipped):
+        each.cache_clear()
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    table = write_table(tmp_path / "table")
+    run_replay(table, name="r", max_probes=4, runs_dir=tmp_path, report=False, progress=False)
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_a_shipped_view_follows_the_protocol(name: str) -> None:
+    found = socket._shipped(name)
+    assert isinstance(found, View)
+    assert SOCKET.check(found) == ""
+
+
+def test_a_study_is_read_without_any_view(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = answer_lines(load_result("r", runs_dir=runs))
+    for module, _ in SHIPPED.values():
+        monkeypatch.setitem(sys.modules, module, None)
+    socket._shipped.cache_clear()
+    assert views() == []
+    assert answer_lines(load_result("r", runs_dir=runs)) == whole
+
+
+def test_a_plan_without_the_planner_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = {"cluster": "a100-8", "runs_dir": tmp_path, "name": "p"}
+    plan("opt-350m", report=False, progress=False, **options)
+    monkeypatch.setitem(sys.modules, "tuner.planner.view", None)
+    socket._shipped.cache_clear()
+    with pytest.raises(InputError, match="a plan needs a part of joulefront that is not installed"):
+        load_result("p", runs_dir=tmp_path)
+    capsys.readouterr()
+    assert main(["show", "p", "--runs-dir", str(tmp_path)]) == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_a_view_of_another_distribution_adds_its_lines(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    install_plugin(tmp_path, monkeypatch, SOCKET.group, "carbon", PLUGIN, attribute="VIEW")
+    result = load_result("r", runs_dir=runs)
+    assert f"Carbon: {len(result.points)} points were weighed." in answer_lines(result)
+
+
+@pytest.mark.parametrize(
+    ("source", "fault"),
+    [
+        ("raise OSError('no table')", "it cannot be loaded (OSError: no table)"),
+        (PLUGIN.replace("PROTOCOL = 1", "PROTOCOL = 7"), "it must have PROTOCOL = 1, not 7"),
+        (PLUGIN.replace("PROTOCOL = 1", ""), "it must have PROTOCOL = 1, not None"),
+        ("VIEW = None", "it must have PROTOCOL = 1, not None"),
+    ],
+)
+def test_a_view_that_cannot_be_used_is_said_below_the_answer(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, fault: str
+) -> None:
+    install_plugin(tmp_path, monkeypatch, SOCKET.group, "carbon", source, attribute="VIEW")
+    (line,) = (each for each in answer_lines(load_result("r", runs_dir=runs)) if "left out" in each)
+    assert line.startswith("The view 'carbon' (")
+    assert fault in line
+
+
+def test_a_view_that_raises_does_not_take_the_answer_with_it(
+    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = PLUGIN.replace("return [f", "raise ValueError('no scale')\n        return [f")
+    install_plugin(tmp_path, monkeypatch, SOCKET.group, "carbon", source, attribute="VIEW")
+    lines = answer_lines(load_result("r", runs_dir=runs))
+    (line,) = (each for each in lines if "carbon" in each)
+    assert line == "The view 'carbon' adds nothing: answer_lines() failed (ValueError: no scale)."
+    assert len(lines) > 3
