@@ -1,1 +1,1 @@
-"""Contract tests that a plug-in inherits: a meter of the user's own (`meters`)."""
+"""Contract tests that a plug-in inherits: of `meters`, `platforms` and governors of `clocks`."""

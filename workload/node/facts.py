@@ -19,6 +19,7 @@ from typing import Any
 from tuner.search_spaces.cluster import Cluster, load_device
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.extras import install_command
+from tuner.workload.node.clocks import clock_backends
 from tuner.workload.node.host import (
     ENOUGH_CORES,
     granted_cores,
@@ -250,7 +251,7 @@ def _why_not_torch(platform: Platform) -> str:
 
 def _notes(inspected: Iterable[DeviceFacts], cores: float, gpus: int) -> tuple[str, ...]:
     notes = [note for facts in inspected for note in facts.notes]
-    notes += plugin_notices()
+    notes += [*plugin_notices(), *clock_backends.plugin_notices()]
     notes.append(why_not_program())
     if not why_few_cores(cores, gpus):  # too few are among the missing parts
         notes.append(why_few_cores(cores, gpus, ENOUGH_CORES))

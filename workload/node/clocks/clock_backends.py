@@ -4,6 +4,9 @@
 2. Zeus's daemon (`zeusd`, ml-energy/zeus), where ZEUSD_SOCK_PATH names its socket.
 3. joulefront's guard (`tuner.workload.node.clocks.guard`), where an administrator has installed it:
     nothing else is tried by sudo, because a refused sudo is reported to the administrator.
+4. What other distributions bring, by an entry point of the group `joulefront.clocks`: a module or
+    object with `PROTOCOL = 1` and `backend(nvml, gpu, environ)`, which returns a `ClockBackend`, or
+    None where it does not apply. `tuner.testing.clocks` has the contract of the governor with it.
 
 NVML itself is not tried: the kernel tells whether the driver would permit it, and looking at a GPU
 writes nothing to it.
@@ -21,16 +24,20 @@ import struct
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 from tuner.search_spaces.errors import InvalidValue
+from tuner.search_spaces.plugins import Plugins, Socket, plugins_of
 from tuner.workload.node.clocks import guard, locks
 from tuner.workload.node.clocks.guard_client import END_S, GpuHeld
 from tuner.workload.node.meters.gpus import Gpu, on_twin, query
 
+#: Other distributions' ways to set clocks, and the names of those that are shipped.
+SOCKET = Socket("joulefront.clocks", "way to set clocks", 1, ("backend",))
+SHIPPED = ("nvml", "zeusd", "guard", "cores")
 #: Number of the capability that NVIDIA's driver asks for (linux/capability.h).
 CAP_SYS_ADMIN = 21
 #: Environment variable with the lock that an administrator has set, MIN,MAX in MHz.
@@ -325,6 +332,31 @@ def available_backends(nvml: Any, gpu: Gpu, environ: Mapping[str, str]) -> Itera
     root = RootGuardNvml(nvml, environ.get(GUARD_SOCKET, ""), earlier_lock(environ))
     if root.installed:
         yield ClockBackend("guard", root, "", "joulefront's guard", root.why_not)
+    for name, plugin in _plugins().found.items():
+        try:
+            way = plugin.backend(nvml, gpu, environ)
+        except Exception as error:  # of another distribution: whatever it raises
+            why = f"it fails ({type(error).__name__}: {str(error)[:200]})"
+            way = ClockBackend(name, nvml, "", f"the plug-in {name!r}", partial(str, why))
+        if way is not None:
+            yield replace(way, why_not=partial(_why_not, way))
+
+
+def _why_not(way: ClockBackend) -> str:
+    try:
+        return way.why_not()
+    except Exception as error:  # of another distribution
+        return f"it fails ({type(error).__name__}: {str(error)[:200]})"
+
+
+@cache
+def _plugins() -> Plugins:
+    return plugins_of(SOCKET, SHIPPED)
+
+
+def plugin_notices() -> Sequence[str]:
+    """Return a sentence for each way of another distribution that cannot be used."""
+    return _plugins().left_out
 
 
 def needs_root(gpu: Gpu) -> str:

@@ -1,0 +1,126 @@
+"""The socket of clocks: governors follow the contract, and other distributions bring a way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from tests.support.entry_points import install_plugin
+from tests.support.sysfs import make_sysfs, settings_of
+from tests.twin import TwinGpu, TwinNode
+from tuner.search_spaces.configuration import Settings
+from tuner.testing.clocks import GovernorContract
+from tuner.workload.node.clocks import clock_backends
+from tuner.workload.node.clocks.cpu import CpuGovernor
+from tuner.workload.node.clocks.governor import NvmlGovernor
+from tuner.workload.node.facts import inspect_node
+
+GROUP = "joulefront.clocks"
+#: A daemon of a site, which sets for everybody.
+PLUGIN = """
+from tuner.workload.node.clocks.clock_backends import ClockBackend, NvmlProxy
+
+PROTOCOL = 1
+
+class Daemon(NvmlProxy):
+    def _change(self, verb, setting, uuid, values):
+        handle = self._nvml.nvmlDeviceGetHandleByUUID(uuid)
+        getattr(self._nvml, f"nvmlDevice{verb}{setting}")(handle, *values)
+
+def backend(nvml, gpu, environ):
+    if "SITE_DAEMON" not in environ:
+        return None
+    return ClockBackend("site", Daemon(nvml), "", "the site's daemon", lambda: "")
+"""
+
+
+@pytest.fixture(autouse=True)
+def _asked_again() -> Iterator[None]:
+    clock_backends._plugins.cache_clear()
+    yield
+    clock_backends._plugins.cache_clear()
+
+
+class TestCores(GovernorContract):
+    @pytest.fixture(autouse=True)
+    def _root(self, tmp_path: Path) -> None:
+        self.root = make_sysfs(tmp_path / "sys")
+
+    def open_governor(self) -> CpuGovernor:
+        return CpuGovernor(self.root, cpus=range(4), guarded=False)
+
+    def state(self) -> Any:
+        return settings_of(self.root)
+
+
+@pytest.mark.needs("cc")
+class TestNvml(GovernorContract):
+    environ: ClassVar[dict[str, str]] = {}
+
+    @pytest.fixture(autouse=True)
+    def _node(self, twin_node: Callable[..., TwinNode]) -> None:
+        self.node = twin_node(TwinGpu(load=1.0), TwinGpu(load=1.0))
+
+    def open_governor(self) -> NvmlGovernor:
+        return NvmlGovernor(environ=self.environ, guarded=False)
+
+    def state(self) -> Any:
+        return [(self.node.locked_MHz(gpu), self.node.limit_W(gpu)) for gpu in range(2)]
+
+
+class TestPlugin(TestNvml):
+    environ: ClassVar[dict[str, str]] = {"SITE_DAEMON": "yes"}
+
+    @pytest.fixture(autouse=True)
+    def _installed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, _node: None) -> None:
+        install_plugin(tmp_path, monkeypatch, GROUP, "site", PLUGIN)
+        # NVML itself permits nothing to this process; the twin's driver does.
+        monkeypatch.setattr(clock_backends, "has_right", lambda: False)
+
+    def test_it_is_the_way(self, governor: NvmlGovernor) -> None:
+        assert governor.means == "site"
+
+
+@pytest.mark.needs("cc")
+@pytest.mark.parametrize(
+    ("name", "source", "fault"),
+    [
+        ("site", "raise RuntimeError('no socket')", "cannot be loaded (RuntimeError: no socket)"),
+        ("site", PLUGIN.replace("PROTOCOL = 1", "PROTOCOL = 3"), "must have PROTOCOL = 1, not 3"),
+        ("site", "PROTOCOL = 1", "must have backend()"),
+        ("guard", PLUGIN, "the name 'guard' is taken"),
+    ],
+)
+def test_a_way_that_cannot_be_used_is_one_sentence_of_doctor(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    twin_node: Callable[..., TwinNode],
+    name: str,
+    source: str,
+    fault: str,
+) -> None:
+    twin_node(TwinGpu())
+    install_plugin(tmp_path, monkeypatch, GROUP, name, source)
+    (note,) = (note for note in inspect_node(environ={}).notes if "is left out" in note)
+    assert note.startswith(f"the way to set clocks {name!r} (")
+    assert fault in note
+    with closing(NvmlGovernor(environ={}, guarded=False)) as governor:
+        assert governor.means == "locked clocks"  # the core goes on without it
+        governor.apply(Settings(clock_MHz=900))
+
+
+@pytest.mark.needs("cc")
+def test_a_way_that_fails_when_asked_is_a_reason_and_no_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, twin_node: Callable[..., TwinNode]
+) -> None:
+    twin_node(TwinGpu(), root=False)
+    source = "PROTOCOL = 1\ndef backend(nvml, gpu, environ): raise OSError('daemon is gone')\n"
+    install_plugin(tmp_path, monkeypatch, GROUP, "site", source)
+    with closing(NvmlGovernor(environ={}, guarded=False)) as governor:
+        assert not governor.can_set
+        assert "the plug-in 'site' does not do it either" in governor.why_not
+        assert "OSError: daemon is gone" in governor.why_not
