@@ -11,7 +11,8 @@ PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3.14 python
     "$$name" -c "$(FITS)" 2> /dev/null && echo "$$name" && break; done)
 
 # CI installs only files whose sha256 is in .ci/requirements.txt, and builds with the setuptools that
-# is pinned there; DeepSpeed is an archive of sources, so setuptools must come first.
+# is pinned there; DeepSpeed is an archive of sources, so setuptools must come first. Python compiles
+# what is imported, which is little of what is installed.
 HASHED := .ci/requirements.txt
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
@@ -29,7 +30,7 @@ PYTEST = LC_ALL=C.UTF-8 $(BIN)/python -E -m pytest -q -rs \
 SHARED = -n 3 --dist worksteal
 
 .PHONY: run demo test check-and-alone everyday-shared everyday-alone everyday-installed check slow \
-    slow-quiet slow-shared slow-alone alone-and-others lowest-and-clean-root clean-root machines \
+    slow-quiet slow-shared slow-alone alone-and-lowest clean-root machines \
     other-cpu lowest middle all-knobs long release docs install hashes sbom clean
 
 # What `make run` tunes (examples/laptop), the limits of its search, and what it predicts at the end:
@@ -61,7 +62,7 @@ ifdef CI
 $(READY): pyproject.toml constraints.txt $(HASHED) | $(BIN)/python
 	sed -n '/^setuptools==/,/[^\\]$$/p' $(HASHED) > $(VENV)/setuptools.txt
 	$(PIP) --require-hashes -r $(VENV)/setuptools.txt
-	$(PIP) --require-hashes --no-build-isolation -r $(HASHED)
+	$(PIP) --require-hashes --no-build-isolation --no-compile -r $(HASHED)
 	$(PIP) --no-deps --no-build-isolation -e .
 	touch $(RUNNABLE) $(READY)
 
@@ -136,15 +137,12 @@ release: install
 lowest middle:
 	$(PYTHON) .ci/versions.py $@
 
-alone-and-others: install
-	@$(MAKE) --no-print-directory -j2 slow-alone lowest-and-clean-root
-
-lowest-and-clean-root: install
-	@$(MAKE) --no-print-directory lowest
-	@$(MAKE) --no-print-directory clean-root
+alone-and-lowest: install
+	@$(MAKE) --no-print-directory -j2 slow-alone lowest
 
 # `make run` and `make test` of the last commit in a clean Debian, by an ordinary user without a
-# compiler, in an empty environment. `make long` does so on other machines.
+# compiler, in an empty environment. `make long` does so on other machines. Nothing that starts Ray
+# may run beside it: Ray finds, and ends, the processes of others by their names.
 clean-root: install
 	$(BIN)/python -m benchmarks.machines debian-12
 
