@@ -34,7 +34,7 @@ def test_each_value_is_told_with_its_source(tmp_path: Path) -> None:
         "today: 2 ranks (torchrun), global batch 32 = micro-batch 8 x accumulation 2 x 2 replicas "
         "(micro-batch: 3 steps: drawn; accumulation: the command)",
         "length: 100 optimizer steps (--steps)",
-        "knobs: threads=2 (the command), zero_stage=0",
+        "today's knobs: threads=2 (the command)",
     )
     # Of the baseline, not of the command, where the user gives another.
     problem = problem_of_job(job, CPU, baseline=["micro_batch=16"])
