@@ -103,6 +103,6 @@ def test_the_lowest_releases_that_are_tried_are_those_that_are_promised():
         requirement = Requirement(text)
         for bound in requirement.specifier:
             if bound.operator == ">=":
-                # The first patch release that has a wheel for Python 3.11 may be a later one.
+                # The first patch release that can be tried here may be a later one.
                 pin, lowest = pins[canonicalize_name(requirement.name)], Version(bound.version)
                 assert pin.release[: len(lowest.release)] == lowest.release, text

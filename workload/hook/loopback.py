@@ -111,7 +111,7 @@ def _store(
             settings["master_listen_fd"] = listener.detach()
     try:
         return plain(host_name, port, world_size, is_master, *more, **settings)
-    except NotImplementedError:  # torch 2.4's own choice of a server takes no socket
+    except NotImplementedError:  # torch 2.6's own choice of a server takes no socket
         settings["use_libuv"] = False
         return plain(host_name, port, world_size, is_master, *more, **settings)
 

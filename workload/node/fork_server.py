@@ -136,7 +136,7 @@ def _prepare(request: dict[str, Any]) -> dict[str, Any]:
         importlib.import_module(name)
     for name in request.get("optional", ()):
         # In another release of the framework it may be elsewhere, or fail for want of what a rank
-        # does not need (DeepSpeed 0.15: MissingCUDAException without nvcc); a rank that does need
+        # does not need (DeepSpeed 0.16: MissingCUDAException without nvcc); a rank that does need
         # it imports it itself.
         with contextlib.suppress(Exception):
             importlib.import_module(name)

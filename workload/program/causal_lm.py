@@ -12,7 +12,13 @@ from typing import Any
 
 import lora
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from torch.utils.checkpoint import create_selective_checkpoint_contexts
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedModel,
+)
 
 
 def reads_video(job: dict[str, Any]) -> bool:
@@ -25,9 +31,7 @@ def planned_model(job: dict[str, Any], activation_checkpointing: str) -> Any:
     values = dict(job["model"])
     config = AutoConfig.for_model(values.pop("model_type"), **values)
     config.use_cache = False
-    kind: Any = AutoModelForCausalLM
-    if reads_video(job):  # from transformers 4.46 on
-        from transformers import AutoModelForImageTextToText as kind
+    kind: Any = AutoModelForImageTextToText if reads_video(job) else AutoModelForCausalLM
     with torch.device("meta"):
         # In fp32 whatever the configuration says; releases name the argument differently.
         model = kind.from_config(config).float()
@@ -118,9 +122,6 @@ KEPT_OPERATORS = (
 
 def kept_by_operator() -> Any:
     """Return contexts of a forward pass and its recomputation that keep `KEPT_OPERATORS`."""
-    # From torch 2.5 on.
-    from torch.utils.checkpoint import create_selective_checkpoint_contexts
-
     operators = (getattr(torch.ops.aten, name, None) for name in KEPT_OPERATORS)
     kept = [operator.default for operator in operators if operator is not None]
     return create_selective_checkpoint_contexts(kept)

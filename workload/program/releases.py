@@ -20,19 +20,15 @@ class Need:
 
     Attributes:
         knob: name of a knob; empty for the whole program.
-        values: the values that need it; empty for all but the knob's default.
     """
 
     package: str
     since: str
     knob: str = ""
-    values: tuple[Value, ...] = ()
 
     def concerns(self, knob: str, value: Value | None) -> bool:
-        """Return True if a value of a knob needs the release."""
-        if knob != self.knob:
-            return False
-        return value in self.values if self.values else value != KNOBS[knob].default
+        """Return True if a value of a knob needs the release: any but the default."""
+        return knob == self.knob and value != KNOBS[knob].default
 
     def why_not(self) -> str:
         """Return a phrase if an older release is installed, else ""."""
@@ -45,14 +41,8 @@ class Need:
 #: Before transformers 5 `_init_weights` leaves buffers and some norms of a model that was built
 #: without weights as they are, so that its losses are not a number.
 PROGRAM = Need("transformers", "5.0")
-NEEDS = (
-    # torch.utils.checkpoint.create_selective_checkpoint_contexts
-    Need("torch", "2.5", "activation_checkpointing", ("selective",)),
-    # torch.distributed.fsdp.fully_shard
-    Need("torch", "2.6", "sharding"),
-    # deepspeed.runtime.sequence_parallel.parallel_state_sp
-    Need("deepspeed", "0.17", "sequence_parallel"),
-)
+#: For deepspeed.runtime.sequence_parallel.parallel_state_sp.
+NEEDS = (Need("deepspeed", "0.17", "sequence_parallel"),)
 
 
 def why_not_program() -> str:

@@ -74,7 +74,7 @@ def test_nvme_offload_on_gpus_needs_cudas_compiler(
     assert "nvcc is not on PATH" in cannot_build("async_io", gpus=True)
     monkeypatch.setattr("importlib.metadata.version", lambda name: "0.19.8+local")
     assert cannot_build("cpu_adam", gpus=True) == ""
-    monkeypatch.setattr("importlib.metadata.version", lambda name: "0.15.4")
+    monkeypatch.setattr("importlib.metadata.version", lambda name: "0.16.4")
     assert "cpu_adam is compiled by CUDA's compiler" in cannot_build("cpu_adam", gpus=True)
     assert cannot_build("cpu_adam") == ""
     monkeypatch.setenv("CUDA_HOME", "/usr/local/cuda")
