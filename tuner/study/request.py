@@ -218,8 +218,10 @@ class StudyRequest(JobRequest):
         if inspected is not None and len(problem.candidates) < 2 and before is None:
             if (threaded := with_threads(inspected, cluster)) is None:
                 raise _nothing_to_try(inspected, script.command if script else "")
+            why = inspected.offers["micro_batch"].why
             announce(
-                "nothing of the script itself can be set, so the threads of a rank are searched"
+                "nothing of the script itself can be set, so the threads of a rank are searched; "
+                f"its micro-batch: {why}"
             )
             request = replace(request, job=threaded)
             problem = problem_of_job(request, plan=self.simulated)

@@ -4,14 +4,19 @@ An argument's name alone is no evidence. One whose value is seen as a dimension 
 where no loader hands out samples that can be counted, and one that another launch proves.
 """
 
-import argparse
+import contextlib
+import inspect
 import json
 import os
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from . import steps
+
+#: Receives the integers of a parsed command by name, as `_parsed` holds them.
+Note = Callable[[dict[str, dict[str, Any]]], None]
 #: Names of a batch, and of an accumulation.
 BATCH = re.compile(
     r"((per_device_|device_|local_|micro_|train_)*(micro_?)?batch(_?size)?|bsz?|samples_per_gpu"
@@ -32,24 +37,91 @@ def watch_arguments(*, inherited: bool = False) -> None:
         inherited: tell them, with the words of this process, to the processes that it starts.
     """
     _parsed.clear()
-    plain = argparse.ArgumentParser.parse_known_args  # `state` imports this module
 
-    def parse_known_args(self: Any, *args: Any, **kwargs: Any) -> Any:
-        namespaces = plain(self, *args, **kwargs)
+    def note(found: dict[str, dict[str, Any]]) -> None:
+        _parsed.append(found)
+        if inherited:
+            program = {"words": sys.orig_argv, "arguments": arguments(), "named": batches()}
+            os.environ[PROGRAM] = json.dumps(program)
+
+    def imported(name: str, module: Any) -> None:
+        with contextlib.suppress(Exception):  # another release of it
+            _PARSERS[name](module, note)
+
+    steps.ImportHook(_PARSERS, imported)
+
+
+def _watch_argparse(module: Any, note: Note) -> None:
+    @steps.around(module.ArgumentParser, "parse_known_args")
+    def parse_known_args(plain: Any, self: Any, *args: Any, **named: Any) -> Any:
+        namespaces = plain(self, *args, **named)
         values = getattr(namespaces[0], "__dict__", {})
-        _parsed.append(
+        note(
             {
                 action.dest: {"options": list(action.option_strings), "value": values[action.dest]}
                 for action in self._actions
                 if type(values.get(action.dest)) is int and action.nargs in (None, "?")
             }
         )
-        if inherited:
-            program = {"words": sys.orig_argv, "arguments": arguments(), "named": batches()}
-            os.environ[PROGRAM] = json.dumps(program)
         return namespaces
 
-    argparse.ArgumentParser.parse_known_args = parse_known_args  # type: ignore[method-assign]
+
+def _watch_click(module: Any, note: Note) -> None:
+    @steps.around(module.Command, "parse_args")
+    def parse_args(plain: Any, self: Any, context: Any, words: Any) -> Any:
+        rest = plain(self, context, words)
+        values = context.params
+        options = {each.name: [o for o in each.opts if o.startswith("-")] for each in self.params}
+        _note_integers(values, options.get, note)
+        return rest
+
+
+def _watch_absl(module: Any, note: Note) -> None:
+    @steps.around(module.FlagValues, "__call__")
+    def parse(plain: Any, self: Any, *args: Any, **named: Any) -> Any:
+        rest = plain(self, *args, **named)
+        values = {name: flag.value for name, flag in self._flags().items()}
+        _note_integers(values, lambda name: [f"--{name}"], note)
+        return rest
+
+
+def _watch_fire(module: Any, note: Note) -> None:
+    @steps.around(module, "_MakeParseFn")
+    def make_parse(plain: Any, function: Any, *args: Any) -> Any:
+        parse = plain(function, *args)
+
+        def parsed(words: Any) -> Any:
+            found = parse(words)
+            with contextlib.suppress(Exception):  # Fire says what is wrong with the words
+                (positional, named), *_ = found
+                bound = inspect.signature(function).bind(*positional, **named)
+                bound.apply_defaults()
+                _note_integers(bound.arguments, lambda name: [f"--{name}"], note)
+            return found
+
+        return parsed
+
+
+def _note_integers(
+    values: Mapping[str, Any], options_of: Callable[[str], list[str] | None], note: Note
+) -> None:
+    with contextlib.suppress(Exception):  # no evidence
+        note(
+            {
+                name: {"options": options_of(name) or [], "value": value}
+                for name, value in values.items()
+                if type(value) is int
+            }
+        )
+
+
+#: Parsers whose integers are recorded, defaults included, by the module that is patched.
+_PARSERS: dict[str, Callable[[Any, Note], None]] = {
+    "argparse": _watch_argparse,
+    "click.core": _watch_click,
+    "absl.flags._flagvalues": _watch_absl,
+    "fire.core": _watch_fire,
+}
 
 
 def arguments() -> dict[str, dict[str, Any]]:

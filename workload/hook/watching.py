@@ -91,9 +91,14 @@ def patch_torch(torch: Any) -> None:
                 rates.append(_settings_of(optimizer))
             if "owner" not in state.seen:
                 state.seen["owner"] = owner()
+                state.seen["steps_of"] = describe(optimizer)
             grouped = (p for group in optimizer.param_groups for p in group["params"])
             watch_ready(p for p in grouped if p.grad is not None)
             counter.count("optimizer")
+        elif state.options.get("inspect") and counter.source == "optimizer":
+            others = state.seen.setdefault("others", {})
+            if id(optimizer) not in others:
+                others[id(optimizer)] = describe(optimizer)
 
     register_optimizer_step_post_hook(stepped)
 
@@ -113,6 +118,15 @@ def watch_ready(parameters: Iterable[Any]) -> None:
     if first is not None and hasattr(first, "register_post_accumulate_grad_hook"):
         state.seen["ready"] = True
         first.register_post_accumulate_grad_hook(lambda parameter: link.ready())
+
+
+def describe(optimizer: Any) -> str:
+    """Return the kind of a torch optimizer and the numbers that it trains, for people."""
+    try:
+        numbers = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
+    except Exception:  # parameters that are not there yet, or of a kind of the program's own
+        return type(optimizer).__name__
+    return f"{type(optimizer).__name__} of {numbers:,} parameters"
 
 
 def _settings_of(optimizer: Any) -> list[float]:

@@ -18,7 +18,7 @@ from typing import Any
 
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
-from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.errors import LARGEST, InputError
 from tuner.search_spaces.job import Precision
 from tuner.search_spaces.knob_declarations import Knob
 from tuner.search_spaces.model_facts import ModelFacts
@@ -79,6 +79,7 @@ def inspect_script(
     facts = record.environment["facts"]
     job = job_of_facts(script, blank, facts, record.environment["first_step_s"])
     announce_today(job, announce)
+    announce_optimizers(facts, announce)
     inspect = LaunchInspector(run, folder, announce)
     found = proven(job, facts, inspect, devices=cluster.devices_per_node)
     announce_today(found, announce, before=job)
@@ -100,6 +101,15 @@ def announce_today(
     facts = job.today_facts(baseline)
     for line in facts.lines if before is None else facts.changed_lines(before.today_facts()):
         announce(line)
+
+
+def announce_optimizers(facts: Mapping[str, Any], announce: Announce) -> None:
+    """Announce whose steps are counted, if several optimizers step."""
+    if others := facts.get("others"):
+        announce(
+            f"{len(others) + 1} optimizers step: a step is one of {facts.get('steps_of')}, which "
+            f"stepped first (the others: {', '.join(others.values())})"
+        )
 
 
 class LaunchInspector:
@@ -217,7 +227,7 @@ def blank_job(script: Script, cluster: Cluster, nodes: int = 1) -> ScriptJob:
     driven = blank.driven
     if driven is not None:
         length = script.sequence_length or driven.length
-        steps = script.steps or driven.fact("steps") or None
+        steps = script.steps or finite(driven.fact("steps") or 0)
         blank = replace(blank, sequence_length=length, steps=steps, program=driven.program)
     micro, times = _batches_of_command(script, blank)
     whole = micro * times * blank.baseline.data_parallel or script.global_batch or 0
@@ -356,7 +366,7 @@ def job_of_facts(
 def _steps(script: Script, blank: ScriptJob, facts: Mapping[str, Any]) -> tuple[int | None, str]:
     # Return the steps of the whole training, None if unknown, and where they come from.
     stated = facts.get("length") or {}
-    shown, found = script.steps, int(stated.get("steps", 0)) or None
+    shown, found = script.steps, finite(int(stated.get("steps", 0)))
     if shown is not None and found and shown - found > max(1, _SAME_STEPS * found):
         raise InputError(
             f"--steps is {shown:,}, but the script {script.name!r} trains {found:,} optimizer "
@@ -368,7 +378,12 @@ def _steps(script: Script, blank: ScriptJob, facts: Mapping[str, Any]) -> tuple[
         return blank.steps, f"--steps{more}"
     if blank.steps and blank.driver is not None:
         return blank.steps, f"{blank.driver.driver.name}'s keys"
-    return blank.steps or found, f"{stated['by']}'s own count" if stated else ""
+    return blank.steps or found, f"{stated['by']}'s own count" if found else ""
+
+
+def finite(steps: int) -> int | None:
+    """Return a stated length; None if it is none: a number that is never reached is no length."""
+    return steps if 0 < steps <= LARGEST else None
 
 
 def _model(script: Script, facts: Mapping[str, Any]) -> dict[str, Any]:

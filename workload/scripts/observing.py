@@ -20,6 +20,7 @@ from tuner.workload.scripts.inspection import (
     LaunchInspector,
     RunProbe,
     announce_cost,
+    announce_optimizers,
     announce_today,
     blank_job,
     inspection_request,
@@ -131,6 +132,7 @@ def inspect_observed(
     inspect = LaunchInspector(run, folder, announce)
     today = job_of_facts(script, replace(blank, whole=True), seen.facts, seen.first_step_s)
     announce_today(today, announce)
+    announce_optimizers(seen.facts, announce)
     if not why:
         job, why = _of_ranks(seen, blank, inspect, cluster=cluster)
         if not why:

@@ -8,8 +8,10 @@ command. What does not is left alone, and said.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 from tuner.search_spaces.configuration import Configuration, Settings
@@ -78,6 +80,8 @@ def proven(
         )
         job = replace(job, frame=replace(job.frame, micro_batch_stays=why))
     today = _Today(job, facts)
+    if unproven := _unproven(today):
+        job = _framed(job, unproven=unproven)
     if not _applies(today):
         # What placeholders say of the batch is the user's word; a second rank needs a proof.
         stated = {*job.placeholders} >= _PARTS and _counts(today)
@@ -92,7 +96,7 @@ def proven(
         if why:
             options = _options(found) or "{micro_batch}"
             note = f"{options} {'are' if len(found) > 1 else 'is'} left as today: {why}"
-            return replace(job, assumed=(*job.assumed, note))
+            return _framed(replace(job, assumed=(*job.assumed, note)), unproven=note)
         return _on_other_ranks(today, job, inspect, devices, both)
     elif "gradient_accumulation" in found:
         job = _placed(job, [found["gradient_accumulation"]])
@@ -107,6 +111,27 @@ def _applies(today: _Today) -> bool:
     return _counts(today) and free
 
 
+def _unproven(today: _Today) -> str:
+    """Return why the named arguments of a batch cannot be proven to carry it; "" if they may be."""
+    job, (micro, times) = today.job, today.split
+    if job.frame.micro_batch_stays or _PARTS & {*job.placeholders, *job.frame.turns}:
+        return ""
+    named = [each for each in _named(today).values() if BATCH.fullmatch(each.name)]
+    if not named or job.driver is not None or job.frame.kind != "torch":
+        return ""
+    shown = " and ".join(each.shown for each in named)
+    if not job.frame.counted or not job.global_batch:
+        return f"{shown} {_is(named)} left as today: the first steps do not show what it sets"
+    if not _counts(today) or "micro_batch" in _arguments(today):
+        return ""
+    seen = f"{micro} samples x {times} backward passes"
+    return f"{shown} {_is(named)} left as today: the first steps took {seen}"
+
+
+def _is(arguments: Sequence[Argument]) -> str:
+    return "are" if len(arguments) > 1 else "is"
+
+
 def _counts(today: _Today) -> bool:
     job, facts = today.job, today.facts
     countable = job.frame.counted and bool(job.global_batch) and job.frame.kind == "torch"
@@ -115,8 +140,7 @@ def _counts(today: _Today) -> bool:
 
 
 def _arguments(today: _Today) -> dict[str, Argument]:
-    (micro, times), facts = today.split, today.facts
-    every = facts.get("arguments", {})
+    (micro, times), every = today.split, _named(today)
     ranks = today.job.baseline.data_parallel
     of_both = {"": 1, "ranks": ranks}
     found: dict[str, Argument] = {}
@@ -124,14 +148,54 @@ def _arguments(today: _Today) -> dict[str, Argument]:
         ("micro_batch", BATCH, micro, {**of_both, "gradient_accumulation": times}),
         ("gradient_accumulation", ACCUMULATION, times, of_both),
     ):
-        for argument in filter(pattern.fullmatch, every):
-            value, options = every[argument]["value"], tuple(every[argument]["options"])
+        for argument in every.values():
             for carries, factor in factors.items():
-                if value == part * factor:
-                    found.setdefault(name, Argument(name, options, value, carries))
+                if pattern.fullmatch(argument.name) and argument.value == part * factor:
+                    each = replace(argument, name=name, carries=carries)
+                    found.setdefault(name, each)
     if today.job.frame.turns:  # the framework takes it by itself
         found.pop("gradient_accumulation", None)
     return found
+
+
+def _named(today: _Today) -> dict[str, Argument]:
+    """Return the integer arguments that are named as a part of a batch, by their options.
+
+    Those that the program's parser returned, and words of the command that no known parser reads.
+    """
+    parsed: Mapping[str, Any] = today.facts.get("arguments", {})
+    named = [Argument(name, tuple(each["options"]), each["value"]) for name, each in parsed.items()]
+    read = {option.rstrip("=") for each in named for option in each.options}
+    named += [each for each in typed_arguments(today.job.words) if each.options[0] not in read]
+    return {
+        each.options[-1] if each.options else each.name: each
+        for each in named
+        if BATCH.fullmatch(each.name) or ACCUMULATION.fullmatch(each.name)
+    }
+
+
+#: Parts of a dotted name that say that it is not of the training.
+_EVALUATION = re.compile(
+    r"(^|[._/-])(e?val(uation)?|valid(ation)?|test|dev|predict)([._/-]|$)", re.I
+)
+_TYPED = re.compile(r"(?P<option>-{0,2}[A-Za-z][\w./-]*?)(?:=(?P<value>\d+))?")
+
+
+def typed_arguments(words: Sequence[str]) -> list[Argument]:
+    """Return the integers that a command names: `--name 8`, `-name=8`, `name=8`, `part.name=8`."""
+    found: dict[str, Argument] = {}
+    rest = list(words[first_argument(words) :]) if words else []
+    for word, after in pairwise([*rest, ""]):
+        match = _TYPED.fullmatch(word)
+        if match is None or _EVALUATION.search(match["option"]):
+            continue
+        value = match["value"]
+        if value is None and word.startswith("-") and after.isdecimal():
+            value = after
+        if value is not None and int(value) > 0:
+            name = re.split(r"[./]", match["option"].lstrip("-"))[-1].replace("-", "_")
+            found[match["option"]] = Argument(name, (match["option"],), int(value))
+    return list(found.values())
 
 
 def difference(job: ScriptJob, facts: Mapping[str, Any], again: Mapping[str, Any]) -> str:

@@ -97,6 +97,7 @@ class ScriptFacts:
         keeps: the part of the batch that keeps the global batch without an argument for the
             accumulation: "accumulation" (the script adapts it), "micro_batch" (x ranks it stays).
         micro_batch_stays, ranks_stay: why, a phrase; "" if they need not.
+        unproven: why an argument that is named as its batch is left as today, a phrase.
         imports: packages that take long to import, which its ranks were seen to import.
         threads: of a rank, as observed.
         first_step_s: of the inspection, for the limits of probes; it is no part of the job.
@@ -125,6 +126,7 @@ class ScriptFacts:
     keeps: str = ""
     micro_batch_stays: str = ""
     ranks_stay: str = ""
+    unproven: str = ""
     imports: tuple[str, ...] = ()
     threads: int = 0
     first_step_s: float = field(default=0.0, compare=False)

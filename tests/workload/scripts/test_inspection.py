@@ -9,7 +9,7 @@ import pytest
 from tests.support.results import failed
 from tuner.search_spaces.errors import InputError
 from tuner.workload.scripts.command import Script
-from tuner.workload.scripts.inspection import require_steps
+from tuner.workload.scripts.inspection import announce_optimizers, finite, require_steps
 
 TORCHRUN = """E1128 13:21:32 21862 torch/distributed/elastic/multiprocessing/api.py:1002] failed
 Traceback (most recent call last):
@@ -65,3 +65,26 @@ def test_a_program_that_ended_by_itself_is_told_so_once() -> None:
         "'train' was started once, and the program ended by itself without an optimizer step: "
         '"no GPU"'
     )
+
+
+@pytest.mark.parametrize(
+    ("stated", "length"),
+    [(500, 500), (10**12, 10**12), (0, None), (-1, None), (10**12 + 1, None), (2**63 - 1, None)],
+)
+def test_a_number_of_steps_that_is_never_reached_is_no_length(
+    stated: int, length: int | None
+) -> None:
+    """An endless --max_steps ended in "steps of script 'train' is 'larger'"."""
+    assert finite(stated) == length
+
+
+def test_of_several_optimizers_it_is_told_whose_steps_count() -> None:
+    told: list[str] = []
+    announce_optimizers({"steps_of": "Adam of 65 parameters"}, told.append)
+    assert told == []
+    others = {"1": "Adam of 576 parameters", "2": "SGD of 3 parameters"}
+    announce_optimizers({"steps_of": "Adam of 65 parameters", "others": others}, told.append)
+    assert told == [
+        "3 optimizers step: a step is one of Adam of 65 parameters, which stepped first "
+        "(the others: Adam of 576 parameters, SGD of 3 parameters)"
+    ]

@@ -14,7 +14,13 @@ from tests.support.studies import problem_of_job
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.knob_declarations import parse_knob
 from tuner.workload.hook.counting import GROUPS
-from tuner.workload.scripts.proving import Argument, _with_placeholder, difference, proven
+from tuner.workload.scripts.proving import (
+    Argument,
+    _with_placeholder,
+    difference,
+    proven,
+    typed_arguments,
+)
 from tuner.workload.scripts.script_facts import ScriptFacts
 from tuner.workload.scripts.script_job import ScriptJob
 
@@ -288,8 +294,73 @@ def test_batch_norm_leaves_it_alone_where_a_framework_would_turn_it(
     ],
 )
 def test_what_is_not_known_is_not_split(tmp_path: Path, changes: dict[str, Any]) -> None:
-    today = replace(job_of(tmp_path), **changes)
-    assert proven(today, facts(8, 4), Program().look, devices=2) is today
+    today, program = replace(job_of(tmp_path), **changes), Program()
+    found = proven(today, facts(8, 4), program.look, devices=2)
+    assert replace(found, frame=replace(found.frame, unproven="")) == today
+    assert program.started == []
+    if today.frame.kind == "torch":
+        why = "--batch-size 8 is left as today: the first steps do not show what it sets"
+        assert found.frame.unproven == why
+        assert why in found.offers["micro_batch"].why or not found.global_batch
+
+
+def test_an_argument_that_is_another_number_than_the_steps_took_is_told_as_that(
+    tmp_path: Path,
+) -> None:
+    """It was found: "no argument was found" is what nobody could make sense of."""
+    arguments = {"batch_size": {"options": ["--batch-size"], "value": 64}}
+    found = proven(job_of(tmp_path), facts(8, 4, arguments=arguments), Program().look, devices=1)
+    why = found.offers["micro_batch"].why
+    assert "--batch-size 64 is left as today: the first steps took 8 samples x 4 backward" in why
+    assert "write {micro_batch=8} for its value" in why
+    assert "no argument" not in why
+
+
+def test_what_another_split_did_not_prove_is_no_argument_that_was_not_found(tmp_path: Path) -> None:
+    job = proven(job_of(tmp_path), facts(8, 4), lambda *_: "ValueError: no", devices=1)
+    why = job.offers["micro_batch"].why
+    assert why.startswith("--batch-size 8 and --accum 4 are left as today: split otherwise, ")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("train.py --batch_size 16 --accumulate_every 2", ["batch_size 16", "accumulate_every 2"]),
+        ("train.py --batch-size=16", ["batch_size 16"]),  # a name as in Python
+        ("train.py -batch_size 16", ["batch_size 16"]),  # absl
+        ("train.py data.batch_size=16 optim.lr=3", ["batch_size 16", "lr 3"]),  # Hydra
+        ("train.py --data.batch-size 16", ["batch_size 16"]),  # tyro
+        ("train.py +trainer/accum=2", []),  # Hydra's additions are no names
+        ("train.py eval.batch_size=16 --val-batch-size 8 --test.batch_size=4", []),
+        ("train.py --batch_size -1 --epochs 0 --rate 1e-3 --name b16", []),
+        ("train.py --batch_size", []),
+        ("train.py --bs 4 --bs 8", ["bs 8"]),  # the last one counts
+        ("-m pkg.batch_size --bs 4", ["bs 4"]),
+        ("-c --bs=3 --bs 4", ["bs 4"]),  # the first is code
+        ("train.py 16 2", []),
+        ("train.py --flag train.py 16", []),
+    ],
+)
+def test_arguments_that_no_known_parser_reads(words: str, expected: list[str]) -> None:
+    found = typed_arguments(words.split())
+    assert [f"{each.name} {each.value}" for each in found] == expected
+
+
+def test_words_of_the_command_are_proven_as_arguments_are(tmp_path: Path) -> None:
+    program = Program()
+    seen = facts(8, 4, arguments={})
+    job = proven(job_of(tmp_path, "--batch-size 8 --accum 4"), seen, program.look, devices=1)
+    assert program.started == ["train.py --batch-size 4 --accum 8"]
+    assert {"micro_batch", "gradient_accumulation"} <= {*job.placeholders}
+
+
+def test_a_word_of_the_batch_that_does_something_else_is_left(tmp_path: Path) -> None:
+    ignores = Program(groups=lambda m, a: facts(8, 4)["groups"])
+    seen = facts(8, 4, arguments={})
+    today = job_of(tmp_path, "--batch-size 8 --accum 4")
+    job = proven(today, seen, ignores.look, devices=1)
+    assert job.words == today.words
+    assert "8 samples x 4 passes were seen" in job.offers["micro_batch"].why
 
 
 @pytest.mark.parametrize(

@@ -68,6 +68,11 @@ class BatchSplit(Route):
             return frame.micro_batch_stays
         if self.sets_micro_batch(job):
             return f"the accumulation does not follow it {would}" if job.global_batch else NO_BATCH
+        if frame.unproven:
+            return (
+                f"{frame.unproven} (if it sets the batch all the same, write "
+                f"{{micro_batch={frame.micro_batch or 'N'}}} for its value)"
+            )
         by = "the script" if frame.owner in ("", "accelerate", "lightning") else frame.owner
         return (
             f"no argument of {by} was found that sets its batch size (if one does, write "

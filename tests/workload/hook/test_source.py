@@ -1,0 +1,78 @@
+"""Integers that a program's parser returns, whichever it is, those at their defaults too."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+HEAD = "import json, sys\nfrom tuner.workload.hook import source\nsource.watch_arguments()\n"
+TAIL = "\nprint(json.dumps(source.arguments()))"
+ARGPARSE = """
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("-b", "--batch-size", type=int, default=16)
+parser.add_argument("--accum", type=int, default=2)
+parser.add_argument("--rate", type=float, default=1.0)
+parser.add_argument("--fast", action="store_true")
+parser.parse_args()
+"""
+CLICK = """
+import click
+@click.command()
+@click.option("-b", "--batch-size", default=16)
+@click.option("--accum", default=2)
+@click.option("--rate", default=1.0)
+@click.option("--fast", is_flag=True)
+def main(**given): pass
+main(standalone_mode=False)
+"""
+ABSL = """
+from absl import flags
+flags.DEFINE_integer("batch_size", 16, "")
+flags.DEFINE_integer("accum", 2, "")
+flags.DEFINE_float("rate", 1.0, "")
+flags.DEFINE_bool("fast", False, "")
+flags.FLAGS(sys.argv)
+"""
+FIRE = """
+import fire
+def main(batch_size=16, accum=2, rate=1.0, fast=False): pass
+fire.Fire(main)
+"""
+PROGRAMS = {"argparse": ARGPARSE, "click": CLICK, "absl": ABSL, "fire": FIRE}
+
+
+def read(program: str, *words: str) -> dict[str, Any]:
+    command = [sys.executable, "-c", HEAD + program + TAIL, *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return {n: each for n, each in json.loads(done.stdout).items() if n in ("batch_size", "accum")}
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_integers_are_read_where_they_stand_at_their_defaults(name: str) -> None:
+    pytest.importorskip(name)
+    option = "--batch-size" if name in ("argparse", "click") else "--batch_size"
+    for words, values in (((), [16, 2]), ((option, "8"), [8, 2]), ((f"{option}=8",), [8, 2])):
+        found = read(PROGRAMS[name], *words)
+        assert [each["value"] for each in found.values()] == values
+        assert option in found["batch_size"]["options"]
+        assert found["accum"]["options"] == ["--accum"]
+
+
+def test_a_positional_argument_of_click_has_no_option() -> None:
+    pytest.importorskip("click")
+    program = CLICK.replace('@click.option("-b", "--batch-size", default=16)', "").replace(
+        "@click.command()", '@click.command()\n@click.argument("batch_size", type=int)'
+    )
+    assert read(program, "4")["batch_size"] == {"options": [], "value": 4}
+
+
+def test_what_a_parser_refuses_is_the_programs_own_error() -> None:
+    command = [sys.executable, "-c", HEAD + ARGPARSE + TAIL, "--batch-size", "x"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "invalid int value: 'x'" in done.stderr
