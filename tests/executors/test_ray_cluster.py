@@ -36,7 +36,7 @@ def node(
         here,
         driver="580.1",
         why_clocks_fixed="" if clocks else "they need root",
-        compilers={"g++": "/usr/bin/g++"},
+        programs={"g++": "/usr/bin/g++"},
         memory_bytes=512 * GIB,
         free_bytes=400 * GIB,
         busy=(busy,) if busy else (),

@@ -311,7 +311,7 @@ class Survey:
             properties = [
                 f"{node.devices} x {facts.kind or 'unknown'}",
                 f"driver {facts.driver}, {clocks}" if facts.driver else "no GPU driver",
-                f"compiler {facts.compilers.get('g++') or 'none'}",
+                f"compiler {facts.programs.get('g++') or 'none'}",
                 f"{facts.cores:g} cores",
                 f"{facts.free_bytes / 2**30:.1f} of {facts.memory_bytes / 2**30:.1f} GiB free",
             ]

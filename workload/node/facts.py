@@ -18,7 +18,6 @@ from typing import Any
 
 from tuner.search_spaces.cluster import Cluster, load_device
 from tuner.search_spaces.errors import InputError
-from tuner.search_spaces.extras import install_command
 from tuner.workload.node.clocks import clock_backends
 from tuner.workload.node.host import (
     ENOUGH_CORES,
@@ -34,12 +33,13 @@ from tuner.workload.node.meters.time_meter import REMEDY, NoEnergy, permits_time
 from tuner.workload.node.meters.user_meter import METER, opener_of
 from tuner.workload.node.platforms import platform_of, platforms, plugin_notices
 from tuner.workload.node.platforms.base import DeviceFacts, GpuFacts, Platform
-from tuner.workload.node.readiness import NEEDED, USED, MissingItem, missing_parts
+from tuner.workload.node.readiness import NEEDED, PROGRAMS, USED, MissingItem, missing_parts
 from tuner.workload.program.ops import installed_torch, installed_version
 from tuner.workload.program.releases import why_not_program
 
 PACKAGES = (*USED, "nvidia-ml-py")
-COMPILERS = ("g++", "ninja", "nvcc")
+#: Programs that are looked for; nvcc only where there are GPUs.
+_LOOKED_FOR = (*(program.name for program in PROGRAMS), "nvcc")
 FORGETS = ", persistence mode off (it forgets its clocks when no process uses it)"
 #: Host memory that must be free: ranks load the frameworks before they load the model.
 FREE_EACH_BYTES = 2**30
@@ -78,7 +78,7 @@ class NodeFacts:
     clock_control: bool = False
     clock_note: str = ""
     why_clocks_fixed: str = ""
-    compilers: Mapping[str, str | None] = field(default_factory=dict)
+    programs: Mapping[str, str | None] = field(default_factory=dict)
     packages: Mapping[str, str | None] = field(default_factory=dict)
     import_errors: Mapping[str, str] = field(default_factory=dict)
     busy: tuple[str, ...] = ()
@@ -155,7 +155,7 @@ class NodeFacts:
             energy = f"{how}: {meter.note}"
         absent = [name for name in NEEDED if self.packages.get(name) is None]
         if absent:
-            verdict = f"cannot train: {', '.join(absent)} missing; {install_command('train')}"
+            verdict = f"plans and measures commands; to search, install {', '.join(absent)}"
         elif self.import_errors:
             verdict = f"cannot train: {' and '.join(self.import_errors)} cannot be imported"
         elif meter is None:
@@ -191,8 +191,8 @@ class NodeFacts:
         yield from (f"no meter  {m.name}: {m.note}" for m in self.meters if not m.available)
         if not self.clock_control:
             yield f"clocks    {self.clock_note}"
-        paths = ", ".join(f"{name}: {path or '-'}" for name, path in self.compilers.items())
-        yield f"compilers {paths}"
+        paths = ", ".join(f"{name}: {path or '-'}" for name, path in self.programs.items())
+        yield f"programs  {paths}"
 
 
 def _meter_facts(
@@ -270,8 +270,8 @@ def _unusable(
         yield MissingItem(f"a meter: {'; '.join(meter.note for meter in meters)}")
 
 
-def _compilers(find_program: Callable[[str], str | None], *, nvcc: bool) -> dict[str, str | None]:
-    found = {name: find_program(name) for name in COMPILERS if name != "nvcc" or nvcc}
+def _programs(find_program: Callable[[str], str | None], *, nvcc: bool) -> dict[str, str | None]:
+    found = {name: find_program(name) for name in _LOOKED_FOR if name != "nvcc" or nvcc}
     if found["ninja"] is None:  # pip puts it beside the interpreter, where ranks find it
         found["ninja"] = find_program(str(Path(executable).parent / "ninja"))
     return found
@@ -315,11 +315,11 @@ def inspect_node(
     broken = [facts.why_none for _, facts in inspected if facts.broken]
     cores = granted_cores(proc=proc, cgroup=cgroup, affinity=affinity)
     shm_bytes, gpus = shared_memory_bytes(), found.devices
-    compilers = _compilers(find_program, nvcc=bool(gpus))
+    programs = _programs(find_program, nvcc=bool(gpus))
     packages, errors = _packages(imports=imports)
     why = _why_not_torch(platform) if gpus else ""
     given: dict[str, Any] = {"gpus": len(gpus), "cores": cores, "shm_bytes": shm_bytes}
-    parts = missing_parts(packages, compilers, why_not_torch=why, import_errors=errors, **given)
+    parts = missing_parts(packages, programs, why_not_torch=why, import_errors=errors, **given)
     meters = _meters(inspected, (platform, found), core, environ)
     return NodeFacts(
         host,
@@ -337,7 +337,7 @@ def inspect_node(
         clock_control=clocks.can_set,
         clock_note=clocks.note,
         why_clocks_fixed="" if cluster and cluster.clock_control else clocks.why_not,
-        compilers=compilers,
+        programs=programs,
         packages=packages,
         import_errors=errors,
         busy=busy,

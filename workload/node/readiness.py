@@ -52,6 +52,32 @@ _CONFINED = (
     "MemoryMax=256M",
     "TasksMax=16",
 )
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program of the system that joulefront, or what trains below it, starts.
+
+    Attributes:
+        brings: what it is for, a clause.
+        line: what installs it on Debian and Ubuntu.
+    """
+
+    name: str
+    brings: str
+    line: str
+
+
+#: The programs whose lack takes something away. Any other that a command line names is its own.
+PROGRAMS = (
+    Program(
+        "g++",
+        "with which DeepSpeed compiles its optimizer for offload, and torch.compile its kernels",
+        "apt-get install g++",
+    ),
+    Program("ninja", "with which DeepSpeed compiles its operations", "pip install ninja"),
+    Program("bash", "which starts a command line in quotes", "apt-get install bash"),
+)
 #: The packages without which nothing trains.
 NEEDED = ("torch", "deepspeed", "transformers")
 #: Those whose versions a study keeps besides.
@@ -71,7 +97,7 @@ class MissingItem:
 
     def text(self) -> list[str]:
         """Return the thing and its lines as text."""
-        return [f"missing     {self.subject}", *(f"            {line}" for line in self.lines)]
+        return [f"missing   {self.subject}", *(f"          {line}" for line in self.lines)]
 
 
 def user_name() -> str:
@@ -131,7 +157,7 @@ def missing_of_cores(governor: CpuGovernor, energy_grant: str) -> Iterator[Missi
 
 def missing_parts(
     packages: Mapping[str, str | None],
-    compilers: Mapping[str, str | None],
+    programs: Mapping[str, str | None],
     *,
     gpus: int,
     cores: float,
@@ -143,15 +169,16 @@ def missing_parts(
     for name, why in (import_errors or {}).items():
         yield MissingItem(f"{name} {packages[name]} that can be imported: {why}")
     if lacking := [name for name in NEEDED if not packages.get(name)]:
-        yield MissingItem(", ".join(lacking), (install_command("train"),))
+        line = install_command("train")
+        if not gpus and "torch" in lacking:
+            line += " (before it torch's CPU build, or pip installs CUDA's, of 6 GB)"
+        yield MissingItem(", ".join(lacking), (line,))
     if why_not_torch:
         yield MissingItem(f"a torch that can use the GPUs: {why_not_torch}")
     if why := why_few_cores(cores, gpus):
         yield MissingItem(f"cores: {why}")
     if gpus and (why := why_shm_is_small(shm_bytes, gpus)):
         yield MissingItem(f"shared memory: {why}")
-    if lacking := [name for name in ("g++", "ninja") if not compilers.get(name)]:
-        yield MissingItem(
-            f"{' and '.join(lacking)}, with which DeepSpeed compiles its optimizer for offload",
-            ("apt-get install g++ ninja-build (or: pip install ninja)",),
-        )
+    for program in PROGRAMS:
+        if not programs.get(program.name):
+            yield MissingItem(f"{program.name}, {program.brings}", (program.line,))

@@ -257,7 +257,8 @@ class TestFacts:
         text = "\n".join(facts.lines(verbose=True))
         assert "no meter  nvml: NVML does not start: NVML Shared Library Not Found" in text
         assert "no meter  rapl: this machine has no RAPL" in text
-        assert "missing     g++ and ninja" in text
+        assert "missing   g++, with which" in text
+        assert "missing   ninja, with which" in text
         assert not facts.ready
         assert "3.5 W idle + 7.5 W x utilisation" in text
         assert json.loads(json.dumps(facts.to_json()))["memory_bytes"] == 64 * GIB

@@ -144,7 +144,7 @@ def test_a_node_without_gpus_or_compiler_is_one_of_cores(proc: Path, twin_node: 
     facts = seen(proc, find_program=lambda name: None)
     assert facts.kind == "cpu-core"
     assert facts.driver == ""
-    assert facts.compilers["g++"] is None
+    assert facts.programs["g++"] is None
     assert facts.gpus == ()
 
 

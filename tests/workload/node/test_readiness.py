@@ -20,12 +20,18 @@ from tuner.workload.node.clocks import guard
 from tuner.workload.node.clocks.cpu import CpuGovernor
 from tuner.workload.node.host import why_shm_is_small
 from tuner.workload.node.platforms.nvidia import Nvidia
-from tuner.workload.node.readiness import missing_clocks, missing_of_cores, missing_parts
+from tuner.workload.node.readiness import (
+    PROGRAMS,
+    Program,
+    missing_clocks,
+    missing_of_cores,
+    missing_parts,
+)
 from tuner.workload.program.ops import installed_torch
 
 Make = Callable[..., TwinNode]
 PACKAGES = dict.fromkeys(("torch", "deepspeed", "transformers"), "1.0")
-COMPILERS = {"g++": "/usr/bin/g++", "ninja": "/usr/bin/ninja"}
+PROGRAMS_HERE = {program.name: f"/usr/bin/{program.name}" for program in PROGRAMS}
 GIB = 2**30
 
 
@@ -63,16 +69,41 @@ class TestClocks:
 
 class TestParts:
     def test_a_machine_with_all_of_them_lacks_nothing(self) -> None:
-        assert list(missing_parts(PACKAGES, COMPILERS, gpus=0, cores=1, shm_bytes=0)) == []
+        assert list(missing_parts(PACKAGES, PROGRAMS_HERE, gpus=0, cores=1, shm_bytes=0)) == []
 
     def test_packages_and_compilers(self) -> None:
         found = list(
             missing_parts(
-                {**PACKAGES, "torch": None}, {"g++": None}, gpus=0, cores=1, shm_bytes=GIB
+                {**PACKAGES, "torch": None},
+                {**PROGRAMS_HERE, "g++": None, "ninja": None},
+                gpus=0,
+                cores=1,
+                shm_bytes=GIB,
             )
         )
-        assert [thing.subject.partition(",")[0] for thing in found] == ["torch", "g++ and ninja"]
+        assert [thing.subject.partition(",")[0] for thing in found] == ["torch", "g++", "ninja"]
+        (line,) = found[0].lines
+        assert line.startswith(f"{install_command('train')} (before it torch's CPU build")
+        assert found[1].lines == ("apt-get install g++",)
+
+    def test_torch_with_cuda_is_right_where_there_are_gpus(self) -> None:
+        lacking = {**PACKAGES, "torch": None}
+        found = [*missing_parts(lacking, PROGRAMS_HERE, gpus=1, cores=8, shm_bytes=GIB)]
         assert found[0].lines == (install_command("train"),)
+        no_deepspeed = {**PACKAGES, "deepspeed": None}  # there is a torch already
+        found = [*missing_parts(no_deepspeed, PROGRAMS_HERE, gpus=0, cores=8, shm_bytes=GIB)]
+        assert found[0].lines == (install_command("train"),)
+
+    @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
+    def test_each_program_is_named_with_what_it_brings_and_what_installs_it(
+        self, program: Program
+    ) -> None:
+        here = {name: path for name, path in PROGRAMS_HERE.items() if name != program.name}
+        (missing,) = missing_parts(PACKAGES, here, gpus=0, cores=1, shm_bytes=GIB)
+        assert missing.text() == [
+            f"missing   {program.name}, {program.brings}",
+            f"          {program.line}",
+        ]
 
     def test_a_torch_that_cannot_use_the_gpus(self, twin_node: Make) -> None:
         """The installed torch is one for CPUs, and there are GPUs."""
@@ -85,7 +116,7 @@ class TestParts:
         found = list(
             missing_parts(
                 PACKAGES,
-                COMPILERS,
+                PROGRAMS_HERE,
                 gpus=2,
                 cores=2,
                 shm_bytes=GIB,
@@ -120,7 +151,7 @@ def test_doctor_ends_with_what_is_missing_and_exit_code_1(
     code = main(["doctor"])
     short = capsys.readouterr().out
     assert short.startswith("verdict ")
-    assert ("missing     permission to set the clocks" in short) is not root
+    assert ("missing   permission to set the clocks" in short) is not root
     assert main(["doctor", "-v"]) == code
     lines = capsys.readouterr().out.splitlines()
     assert code == (0 if root else 1)

@@ -46,7 +46,10 @@ def test_a_gpu_node_is_named_by_its_gpus(facts: NodeFacts) -> None:
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"packages": {"torch": "2.13.0"}}, "cannot train: deepspeed, transformers missing"),
+        (
+            {"packages": {"torch": "2.13.0"}},
+            "plans and measures commands; to search, install deepspeed, transformers",
+        ),
         ({"meters": ()}, "cannot measure: there is no meter"),
     ],
 )
