@@ -9,8 +9,8 @@ each capability to the core or an extra: lines of both are printed for each. `co
 are the imports of modules of extras in modules of the core, inside functions, too (`--verbose`
 lists them); `mode_lines` and `mode_files` ask for a mode. `production_files` are .py files,
 templates and shell code. `--walk` adds the figures of `benchmarks.walk`, of one request that really
-runs (about a minute): files and functions until the first probe and in all, and how many functions
-only forward.
+runs (about a minute): files and functions until the first probe and in all, those of extras among
+the files, and how many functions only forward.
 
 Lines are counted in .py files as `wc -l` does; `production_lines` is the import package. The public
 entry points `optimize`, `plan` and `replay` are left out of `most_parameters`; each longest piece
@@ -31,7 +31,7 @@ from benchmarks.figures import ROOT, Figure, arguments, publish
 from benchmarks.language import matches
 from benchmarks.ledger import Ledger
 from benchmarks.source import Module, production
-from benchmarks.walk import figures_of_walk, walk_of_a_request
+from benchmarks.walk import Walk, figures_of_walk, walk_of_a_request
 
 #: The import package's parts from the ground up: each may import those before it.
 LAYERS = (
@@ -161,6 +161,12 @@ def core_imports_extras(modules: list[Module], ledger: Ledger) -> list[str]:
                 if imported is not None and imported.part == "extra":
                     found.append(f"{module.name} imports {name} ({imported.name})")
     return found
+
+
+def extras_walked(walk: Walk, ledger: Ledger) -> list[str]:
+    """Return the files of extras that a request passes, with their capabilities."""
+    owners = [(file, ledger.owner(file)) for file in walk.files]
+    return [f"{file} ({each.name})" for file, each in owners if each and each.part == "extra"]
 
 
 def largest_pieces(modules: list[Module]) -> dict[str, list[tuple[int, str]]]:
@@ -302,6 +308,9 @@ def main() -> None:
     if options.walk:
         walk = walk_of_a_request()
         measured |= figures_of_walk(walk)
+        walked = extras_walked(walk, ledger)
+        measured["extra_files_of_a_request"] = len(walked)
+        details += [f"file of an extra on the way: {each}" for each in walked]
         forwarding = [f"{each.file}:{each.line} {each.name}" for each in walk.forwarding()]
         details += [f"only forwards: {each}" for each in forwarding]
     if options.verbose:

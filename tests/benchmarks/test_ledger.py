@@ -9,8 +9,15 @@ import pytest
 
 from benchmarks.figures import ROOT
 from benchmarks.ledger import Ledger, fits
-from benchmarks.size import core_imports_extras, lines_of_modes, lines_of_parts, rows_of_ledger
+from benchmarks.size import (
+    core_imports_extras,
+    extras_walked,
+    lines_of_modes,
+    lines_of_parts,
+    rows_of_ledger,
+)
 from benchmarks.source import Module, production
+from benchmarks.walk import Entered, Walk
 
 TABLE = """
 [core]
@@ -126,6 +133,12 @@ def test_an_import_of_an_extra_in_the_core_is_found_inside_a_function(ledger: Le
         for name in ("space", "plan_text")
     ]
     assert core_imports_extras(modules, ledger) == ["tuner.space imports tuner.plan_text (plan)"]
+
+
+def test_files_of_extras_that_a_request_passes_are_named(ledger: Ledger) -> None:
+    files = ("tuner/space.py", "tuner/plan_text.py", "tuner/gone.py")
+    walk = Walk([Entered(file, "f", 1, True, 1) for file in files])
+    assert extras_walked(walk, ledger) == ["tuner/plan_text.py (plan)"]
 
 
 def test_lines_that_ask_for_a_mode_are_counted_by_whole_names(ledger: Ledger) -> None:
