@@ -11,7 +11,8 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
-from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName
+from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName, reason
+from tuner.search_spaces.safe_files import read_text
 from tuner.search_spaces.typed_json import names_a_file
 
 #: Beginning of a key of 65 names with dots: tomllib takes time that grows with their square.
@@ -51,18 +52,18 @@ def find_file(
 def read_toml(file: Traversable, subject: str) -> dict[str, Any]:
     """Return the tables of a file; `subject` it describes, with its name, is for the sentence."""
     try:
-        return parse_toml(file.read_text(encoding="utf-8-sig"))  # Windows writes a mark
+        return parse_toml(read_text(file))
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"cannot read the {subject}: {error}") from error
+        raise InputError(f"cannot read the {subject}: {reason(error)}") from error
 
 
 def read_json_object(file: Traversable, subject: str) -> dict[str, Any]:
     """Read a file that holds an object of JSON; InputError or InvalidValue about `subject` if
     not."""
     try:
-        data = json.loads(file.read_text(encoding="utf-8-sig"))
+        data = json.loads(read_text(file))
     except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"cannot read the {subject}: {error}") from error
+        raise InputError(f"cannot read the {subject}: {reason(error)}") from error
     if not isinstance(data, dict):
         raise InvalidValue(subject, type(data).__name__, "a JSON object")
     return data

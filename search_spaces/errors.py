@@ -44,6 +44,15 @@ class InputError(ValueError):
         return error
 
 
+def reason(error: BaseException) -> str:
+    """Return why something could not be read, for a sentence that names it."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    if isinstance(error, KeyError):
+        return f"there is no {error}"
+    return str(error) or type(error).__name__
+
+
 class UnknownName(InputError):
     """Name that does not exist; a phrase "or ..." comes last in the list of those that do."""
 

@@ -24,11 +24,12 @@ from tuner.search_spaces.data_files import (
     parse_toml,
     read_json_object,
 )
-from tuner.search_spaces.errors import LARGEST, InputError, InvalidValue, check_integer
+from tuner.search_spaces.errors import LARGEST, InputError, InvalidValue, check_integer, reason
 from tuner.search_spaces.knob_declarations import Knob, check_knobs, read_knobs
 from tuner.search_spaces.knobs import Value
 from tuner.search_spaces.options import check_options, limited
 from tuner.search_spaces.program import LoRA, Program
+from tuner.search_spaces.safe_files import read_text
 from tuner.search_spaces.today_facts import TodayFacts
 from tuner.search_spaces.typed_json import names_a_file, plain_text, whole_number
 
@@ -236,9 +237,9 @@ class TrainingJob:
         """Read a job file."""
         path = Path(path)
         try:
-            data = parse_toml(path.read_text(encoding="utf-8-sig"))
+            data = parse_toml(read_text(path))
         except (OSError, UnicodeDecodeError) as error:
-            raise InputError(f"cannot read the job {path}: {error}") from error
+            raise InputError(f"cannot read the job {path}: {reason(error)}") from error
         except (ValueError, RecursionError) as error:
             if path.suffix != ".json":
                 raise InputError(f"{path} is not valid TOML: {error}") from error

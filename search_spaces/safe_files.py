@@ -14,6 +14,7 @@ import pwd
 import secrets
 import shlex
 import stat
+from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from tuner.search_spaces.errors import InputError
@@ -104,6 +105,19 @@ def read_bytes(path: str | Path, most_bytes: int) -> bytes:
     """Read a regular file, one byte more than `most_bytes` at most."""
     with open(open_to_read(path), "rb") as file:
         return file.read(most_bytes + 1)
+
+
+def read_text(file: Traversable, most_bytes: int = 64 * 2**20) -> str:
+    """Read a regular file, or one of a package, as text in UTF-8, without Windows' mark.
+
+    OSError if it is a pipe, a device or a folder; ValueError if it is larger, or not UTF-8.
+    """
+    if not isinstance(file, Path):
+        return file.read_text(encoding="utf-8-sig")
+    data = read_bytes(file, most_bytes)
+    if len(data) > most_bytes:
+        raise ValueError(f"it has more than {most_bytes // 2**20} MiB")
+    return data.decode("utf-8-sig")
 
 
 def make_folder(path: str | Path, *, inside: str | Path) -> None:

@@ -8,15 +8,20 @@ script that raises, has its sentence in tests/workload/scripts/test_script_real.
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.studies import write_table
 from tuner.cli.main import main
+from tuner.planner.plan import read_plan
 from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.errors import InputError
 
 
 @pytest.fixture(scope="module")
@@ -442,3 +447,68 @@ def test_a_request_that_cannot_be_met_is_exit_code_3(capsys, runs):
     words = ["--deadline", "0.001s", "--max-probes", "3", "--quiet", "--name", "tight"]
     table = runs.parent / "table"
     assert run(capsys, "replay", table, *words, "--runs-dir", runs)[0] == 3
+
+
+@pytest.fixture
+def waits_no_longer_than_10_s() -> Iterator[None]:
+    """A read of a pipe that nobody writes to would wait for ever."""
+
+    def end(*_: object) -> None:
+        raise AssertionError("it waits for a writer of the pipe")
+
+    before = signal.signal(signal.SIGALRM, end)
+    signal.alarm(10)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.usefixtures("waits_no_longer_than_10_s")
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("import PIPE --time-column a", "is not a regular file"),
+        ("optimize tiny-gpt --today PIPE.json --dry-run", "of --today: it is not a regular file"),
+        ("optimize --framework PIPE.toml --dry-run -- python x.py", "is not a regular file"),
+        ("dev frameworks check PIPE.toml", "is not a regular file"),
+        ("fit PIPE.yaml", "there is no file"),
+        ("fit PIPE.toml", "unknown job"),
+        ("fit tiny-gpt --cluster PIPE.toml", "unknown cluster"),
+        ("show odd", "odd/study.toml is not a regular file, so the run odd is not read"),
+        ("show runs/odd", "odd/study.toml is not a regular file, so the run odd is not read"),
+        ("show gone", "gone/study.toml is not a regular file"),
+        ("show folder", "folder/study.toml is not a regular file"),
+        ("show od", "unknown run 'od'"),
+    ],
+)
+def test_a_pipe_in_the_place_of_a_file_is_refused(
+    words: str,
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("odd", "gone", "folder"):
+        Path("runs", name).mkdir(parents=True)
+    for pipe in ("PIPE", "PIPE.json", "PIPE.toml", "PIPE.yaml", "runs/odd/study.toml"):
+        os.mkfifo(pipe)
+    Path("runs/gone/study.toml").symlink_to("nowhere")
+    Path("runs/folder/study.toml").mkdir()
+    assert main(words.split()) == 2
+    printed = capsys.readouterr().err
+    assert sentence in printed
+    assert printed.count("\n") == 1
+    assert "Errno" not in printed
+    assert "Error(" not in printed
+
+
+@pytest.mark.usefixtures("waits_no_longer_than_10_s")
+def test_a_plan_that_cannot_be_read_is_told_without_an_error_of_python(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "plan.json")
+    with pytest.raises(InputError, match=r"plan\.json: it is not a regular file$"):
+        read_plan(tmp_path)
+    (tmp_path / "plan.json").unlink()
+    (tmp_path / "plan.json").write_text("{}")
+    with pytest.raises(InputError, match=r"plan\.json: there is no 'schema'$"):
+        read_plan(tmp_path)

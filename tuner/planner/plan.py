@@ -50,7 +50,7 @@ from tuner.problem.problem import versions
 from tuner.problem.study_spec import StudySpec
 from tuner.search_spaces.cluster import Cluster, enlarged
 from tuner.search_spaces.configuration import Configuration
-from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.errors import InputError, reason
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.model_facts import facts_of
 from tuner.search_spaces.safe_files import read_bytes, write_text
@@ -152,7 +152,7 @@ def read_plan(folder: Path) -> PlanTable:
         OverflowError,
         RecursionError,
     ) as error:
-        raise InputError(f"cannot read the plan {path}: {error!r}") from error
+        raise InputError(f"cannot read the plan {path}: {reason(error)}") from error
     return table
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tuner.search_spaces.data_files import parse_toml, write_toml
-from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName
+from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName, reason
 from tuner.search_spaces.safe_files import (
     open_plain,
     open_to_read,
@@ -131,7 +131,7 @@ class RunFolder:
         except FileNotFoundError:
             return None
         except (OSError, ValueError, RecursionError) as error:
-            raise InputError(f"cannot read {self.study_file}: {error}") from error
+            raise InputError(f"cannot read {self.study_file}: {reason(error)}") from error
         if (schema := study.get("schema")) != STUDY_SCHEMA:
             versions = study.get("versions")
             by = versions.get("joulefront") if isinstance(versions, Mapping) else None
@@ -227,6 +227,11 @@ def find_run(run: str | Path | None, runs_dir: str | Path = "runs") -> RunFolder
     for path in places:
         if names_a_file(path / "study.toml"):
             return RunFolder(path)
+    for path in places:
+        if os.path.lexists(path / "study.toml"):
+            raise InputError(
+                f"{path / 'study.toml'} is not a regular file, so the run {path.name} is not read"
+            )
     names = [path.name for path in runs]
     raise UnknownName("run", str(run), names, where=f" in {folder.resolve()}")
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.safe_files import open_to_read
 from tuner.workload.records.csv_cells import Cells, Decimal, common_unit, decimal_of, is_missing
 
 #: Value of a knob.
@@ -120,7 +121,8 @@ class CsvFile:
 
 def _text(path: Path) -> str:
     try:
-        data = path.read_bytes()
+        with open(open_to_read(path), "rb") as file:
+            data = file.read()
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from error
     encoding = next((name for mark, name in _MARKS if data.startswith(mark)), "utf-8")

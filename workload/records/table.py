@@ -18,6 +18,7 @@ from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.data_files import parse_toml
 from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.search_spaces.job import TrainingJob, load_job
+from tuner.search_spaces.safe_files import read_text
 from tuner.search_spaces.typed_json import plain_setting, plain_text
 from tuner.workload.records.csv_cells import is_missing
 from tuner.workload.records.csv_files import (
@@ -164,7 +165,7 @@ def _read_columns(data: Mapping[str, Any], path: Path) -> _Columns:
 
 def _read_toml(path: Path) -> tuple[RecordedTable, _Columns]:
     try:
-        data = parse_toml(path.read_text(encoding="utf-8-sig"))
+        data = parse_toml(read_text(path))
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.safe_files import read_bytes
 from tuner.workload.hook import parse_config
 from tuner.workload.scripts.key_files import shown
 
@@ -35,9 +36,10 @@ def read_deepspeed(path: Path, *, option: str = "") -> dict[str, Any]:
 
 def _read(path: Path, named: str) -> dict[str, Any]:
     try:
-        if path.stat().st_size > _MOST_BYTES:
+        data = read_bytes(path, _MOST_BYTES)
+        if len(data) > _MOST_BYTES:
             raise InputError(f"{named} is too large for a DeepSpeed configuration")
-        settings = parse_config(path.read_text(encoding="utf-8-sig"))
+        settings = parse_config(data.decode("utf-8-sig"))
     except OSError as error:
         raise InputError(f"cannot read {named}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
