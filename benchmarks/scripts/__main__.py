@@ -9,8 +9,11 @@ as `OWNER/NAME` or `OWNER+NAME/repo`; without it they are downloaded from GitHub
   where they cannot train here, or with the word that nothing can be turned where that is so (aim
   0.9); `recommended_at_first_attempt` is the share with a recommendation of those that train.
 - `today_wrong`: programs of which ranks, micro-batch, accumulation or global batch are misread.
-- `first_point_s`: time to the first measured point over the program's own to its first step.
-- `error_told_s`: time to the error over that to the program's own death. Both are medians.
+- `today_s_over_own`, `first_point_s_over_own`: time to the line of today's training, and to the
+  first measured point, over the program's own to its first step (aims 1.3 and a second, 3 and a
+  window).
+- `error_told_s_over_own`: time to the error over that to the program's own death (aim 1.3). These
+  are medians, with the program alone in the same run.
 - `probes_lost_to_one_cause`: the most of any search.
 - `recommendation_holds`: share of the recommendations whose time by hand lies in their interval.
 """
@@ -21,7 +24,7 @@ import json
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from benchmarks.figures import ROOT, Figure, arguments, publish
@@ -58,14 +61,13 @@ def figures(attempts: Sequence[Attempt]) -> list[Figure]:
     """Return the figures of the programs that could be started."""
     tried = [found for found in attempts if found.verdict != "unavailable"]
     wrong = sum(bool(found.wrong) for found in tried)
-    points = [
-        found.first_point_s / found.own_first_step_s
-        for found in tried
-        if found.first_point_s is not None and found.own_first_step_s
-    ]
-    errors = [
-        found.ended_s / found.own_death_s for found in tried if found.ended_s and found.own_death_s
-    ]
+    ratios = {
+        "today_s_over_own": _ratios((found.today_s, found.own_first_step_s) for found in tried),
+        "first_point_s_over_own": _ratios(
+            (found.first_point_s, found.own_first_step_s) for found in tried
+        ),
+        "error_told_s_over_own": _ratios((found.ended_s, found.own_death_s) for found in tried),
+    }
     held = [found.holds for found in tried if found.holds is not None]
     trained = [found for found in tried if found.verdict not in ("error told", "error not told")]
     recommended = sum(found.verdict == "answered" for found in trained)
@@ -81,12 +83,16 @@ def figures(attempts: Sequence[Attempt]) -> list[Figure]:
             "count",
         ),
     ]
-    for name, ratios in (("first_point_s", points), ("error_told_s", errors)):
-        if ratios:
-            every.append(Figure(name, statistics.median(ratios), "ratio"))
+    for name, found_ratios in ratios.items():
+        if found_ratios:
+            every.append(Figure(name, statistics.median(found_ratios), "ratio"))
     if held:
         every.append(Figure("recommendation_holds", sum(held) / len(held), "ratio"))
     return every
+
+
+def _ratios(pairs: Iterable[tuple[float | None, float | None]]) -> list[float]:
+    return [time_s / own_s for time_s, own_s in pairs if time_s is not None and own_s]
 
 
 def main() -> None:

@@ -21,6 +21,8 @@ from tuner.result import Result
 from tuner.workload.records.trace import read_trace
 
 NOTHING = "nothing can be turned"
+#: The line of today's training, behind its time.
+_TODAY = re.compile(r"^(\d\d:\d\d:\d\d )?today: ", re.M)
 #: Wait for the end of a program that cannot train here; one that updates by hand does not end.
 ERROR_LIMIT_S = 30.0
 #: Steps that are timed by hand of each start.
@@ -57,7 +59,8 @@ class Attempt:
             "no answer", "out of time", "error not told", "misread", "unavailable".
         says: the headline, or the last line.
         own_first_step_s, own_death_s: of the command alone.
-        first_point_s, ended_s: from the command to its first measured point, and to its end.
+        today_s, first_point_s, ended_s: from the command to the line of today's training, to its
+            first measured point, and to its end.
         today: the values that were read of `PARTS`; None for unknown.
         wrong: those that differ from the truth.
         failures: kind and message of each failed probe.
@@ -72,6 +75,7 @@ class Attempt:
     says: str = ""
     own_first_step_s: float | None = None
     own_death_s: float | None = None
+    today_s: float | None = None
     first_point_s: float | None = None
     ended_s: float | None = None
     today: dict[str, int | None] = field(default_factory=dict)
@@ -105,6 +109,7 @@ class Attempt:
         first = " ".join(
             f"{label} {value:.1f} s"
             for label, value in (
+                ("today", self.today_s),
                 ("first point", self.first_point_s),
                 ("own step", self.own_first_step_s),
                 ("own death", self.own_death_s),
@@ -171,6 +176,8 @@ def _optimize(
             start_new_session=True,
         )
     while child.poll() is None and time.monotonic() - began < options.limit_s:
+        if found.today_s is None and _TODAY.search(log.read_text(errors="replace")):
+            found.today_s = time.monotonic() - began
         if found.first_point_s is None and trace.is_file() and _has_point(trace):
             found.first_point_s = time.monotonic() - began
         time.sleep(0.05)

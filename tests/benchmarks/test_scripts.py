@@ -107,7 +107,7 @@ def test_an_outcome_is_kept_for_the_same_attempt_alone(tmp_path: Path) -> None:
 
 
 def test_figures_compare_with_the_programs_themselves() -> None:
-    good = Attempt("a", "a 1", "answered", own_first_step_s=2.0, first_point_s=6.0)
+    good = Attempt("a", "a 1", "answered", own_first_step_s=2.0, today_s=3.0, first_point_s=6.0)
     good.time, good.by_hand = [-0.2, -0.3, -0.1], -0.15
     wrong = Attempt("b", "b 1", "misread", wrong=["ranks"], time=[-0.2, -0.3, -0.1], by_hand=0.1)
     wrong.failures = ["crash: rank 0 died", "crash: rank 1 died", "memory: 3 GB"]
@@ -121,8 +121,9 @@ def test_figures_compare_with_the_programs_themselves() -> None:
             "recommended_at_first_attempt": 1 / 2,
             "today_wrong": 1,
             "probes_lost_to_one_cause": 2,
-            "first_point_s": 3.0,
-            "error_told_s": 1.5,
+            "today_s_over_own": 1.5,
+            "first_point_s_over_own": 3.0,
+            "error_told_s_over_own": 1.5,
             "recommendation_holds": 0.5,
         }
     )
