@@ -19,6 +19,10 @@ from tuner.search_spaces.typed_json import names_a_file
 _DEEP_KEY = re.compile(r"""(?<![\w-])(?:(?>[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){64}""")
 
 
+#: Largest file that is read as one object of JSON: a model's configuration is a few kB.
+_MOST_JSON_BYTES = 2**20
+
+
 def parse_toml(text: str) -> dict[str, Any]:
     """Return the tables of TOML; ValueError or RecursionError if it is not valid."""
     if _DEEP_KEY.search(text):
@@ -61,7 +65,7 @@ def read_json_object(file: Traversable, subject: str) -> dict[str, Any]:
     """Read a file that holds an object of JSON; InputError or InvalidValue about `subject` if
     not."""
     try:
-        data = json.loads(read_text(file))
+        data = json.loads(read_text(file, _MOST_JSON_BYTES))
     except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"cannot read the {subject}: {reason(error)}") from error
     if not isinstance(data, dict):

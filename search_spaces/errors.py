@@ -6,6 +6,7 @@ what is allowed instead. The command prints that sentence and exits with 2; a tr
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterable
 from difflib import get_close_matches
 from typing import Any, Self
@@ -69,12 +70,18 @@ class UnknownName(InputError):
         super().__init__(f"unknown {kind} {name!r}{where}{hint or ';'} known: {listed}")
 
 
+#: A value of a file may be as large as the file, or larger where YAML names parts of it again.
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother, _SHORT.maxlong = 2, 200, 200, 60
+_SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = 10
+
+
 class InvalidValue(InputError):
     """Value outside its legal range."""
 
     def __init__(self, subject: str, value: object, legal: str) -> None:
         self.subject, self.value, self.legal = subject, value, legal
-        super().__init__(f"{subject} is {value!r}; it must be {legal}")
+        super().__init__(f"{subject} is {_SHORT.repr(value)}; it must be {legal}")
 
 
 #: Upper limit of every size and count, so that products of several fit a float.

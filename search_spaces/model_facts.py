@@ -18,7 +18,7 @@ from typing import Any
 from tuner.search_spaces import library_count
 from tuner.search_spaces.errors import InputError, InvalidValue, check_integer
 from tuner.search_spaces.job import Precision, TrainingJob
-from tuner.search_spaces.plain_decoder import Sizes, describe, is_plain, read_flag
+from tuner.search_spaces.plain_decoder import Sizes, check_limits, describe, is_plain, read_flag
 from tuner.search_spaces.program import QUANTIZED, LoRA, Program
 
 _PLAIN = Program()
@@ -196,6 +196,7 @@ class ModelFacts(Sizes):
         model_type = config.get("model_type")
         if not isinstance(model_type, str) or not model_type:
             raise InvalidValue("model_type of the model config", model_type, "a name such as llama")
+        check_limits(config)
         if is_plain(config):
             return cls(**describe(config, model_type))
         encoder = _encoder_sizes(config) if model_type == "llava_onevision" else None

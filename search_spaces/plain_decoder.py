@@ -19,6 +19,8 @@ _CATALOGUE = catalogue("language_models")
 #: The keys of each size, in any family.
 _ALIASES: Mapping[str, Sequence[str]] = _CATALOGUE["aliases"]
 _PARTS: Sequence[str] = _CATALOGUE["parts"]["keys"]
+#: Limits of sizes, tens of times those of any model: with larger ones an answer would not end.
+_MOST: Mapping[str, int] = _CATALOGUE["most"]
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,18 @@ class Sizes:
 def is_plain(config: Mapping[str, Any]) -> bool:
     """Return True if a configuration is of a listed family and adds no parts to its blocks."""
     return config.get("model_type") in _DECODERS and not any(config.get(key) for key in _PARTS)
+
+
+def check_limits(config: Mapping[str, Any]) -> None:
+    """Check the sizes of a configuration, and of those in it, against the limits of any model."""
+    for name, most in _MOST.items():
+        for key in _ALIASES.get(name, (name,)):
+            value = config.get(key)
+            if isinstance(value, int) and value > most:
+                raise InvalidValue(f"{key} of the model config", "larger", f"at most {most:,}")
+    for nested in config.values():
+        if isinstance(nested, Mapping):
+            check_limits(nested)
 
 
 def has_experts(config: Mapping[str, Any]) -> bool:

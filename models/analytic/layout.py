@@ -220,6 +220,9 @@ def balanced(layers: int, stages: int, embedding: float, head: float) -> tuple[i
     which the largest and the smallest stage differ by as much, the one with the later cuts is
     taken, as DeepSpeed's does (0.19.8, runtime/utils.py, partition_balanced).
     """
+    if not embedding and not head and stages <= layers:
+        each, more = divmod(layers, stages)
+        return (each + 1,) * more + (each,) * (stages - more)
     sums = np.concatenate([[0.0], np.cumsum([embedding, *[1.0] * layers, head])])
     count = len(sums)
     most, least = (np.full((count, stages + 1), np.inf) for _ in range(2))

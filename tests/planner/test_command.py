@@ -210,6 +210,19 @@ def test_a_json_file_that_is_no_model_is_one_sentence(capsys, tmp_path, text, wo
     assert len(err.splitlines()) == 1
 
 
+def test_a_large_file_is_not_read_and_a_large_value_is_shortened(capsys, tmp_path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps({**LLAMA, "_name_or_path": "a" * 2**20}))
+    code, _, err = run(capsys, f"{config} --cluster a100-8")
+    assert code == 2
+    assert "it has more than 1 MiB" in err
+    config.write_text(json.dumps({**LLAMA, "vocab_size": [[[8] * 1000] * 10] * 10}))
+    code, _, err = run(capsys, f"{config} --cluster a100-8")
+    assert code == 2
+    assert "vocab_size of the model config is [[" in err
+    assert len(err) < 1000
+
+
 def test_the_batch_of_a_job_can_be_another(capsys) -> None:
     _, out, _ = run(capsys, "qwen2.5-7b dp8 mb1 zero3 --cluster a100-8 --global-batch 16 --json")
     assert json.loads(out)["largest_micro_batch"]["likely"] <= 2

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tuner.search_spaces import library_count
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob, load_job
 from tuner.search_spaces.model_facts import ModelFacts, facts_of, model_state_parts
@@ -166,6 +167,30 @@ def test_bad_model_is_one_sentence(config, words):
         ModelFacts.from_config(config)
     assert all(word in str(error.value) for word in words)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"model_type": "llama", **GATED, "num_hidden_layers": 10_001}, "at most 10,000"),
+        ({"model_type": "gpt2", **GPT2, "n_layer": 10**9}, "at most 10,000"),
+        ({"model_type": "qwen2", **GATED, "num_hidden_layers": 10**6}, "at most 10,000"),
+        ({"model_type": "llama", **GATED, "vocab_size": 10**12}, "at most 100,000,000"),
+        ({"model_type": "llama", **GATED, "hidden_size": 10**18}, "at most 1,000,000"),
+        ({"model_type": "mixtral", **GATED, "num_local_experts": 10**7}, "at most 100,000"),
+        ({"model_type": "whisper", "encoder_layers": 10**6}, "encoder_layers"),
+        ({"model_type": "gemma3", "text_config": {"num_hidden_layers": 10**6}}, "at most 10,000"),
+    ],
+)
+def test_sizes_beyond_any_model_are_refused_before_they_are_counted(config, words, monkeypatch):
+    monkeypatch.setattr(library_count, "run_program", None)
+    with pytest.raises(InputError, match=words):
+        ModelFacts.from_config(config)
+
+
+def test_the_largest_sizes_are_described():
+    config = {"model_type": "llama", **GATED, "num_hidden_layers": 10_000, "vocab_size": 10**8}
+    assert ModelFacts.from_config(config).layers == 10_000
 
 
 @pytest.mark.parametrize(

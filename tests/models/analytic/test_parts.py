@@ -19,7 +19,7 @@ from tuner.models.analytic.communication import (
 )
 from tuner.models.analytic.compute import activation_bytes_per_token
 from tuner.models.analytic.constants import constants_of, load_constants
-from tuner.models.analytic.layout import cut, end_weights, read_layout
+from tuner.models.analytic.layout import balanced, cut, end_weights, read_layout
 from tuner.models.analytic.model import AnalyticModel, PowerModel, Program
 from tuner.models.analytic.step import step_parts
 from tuner.search_spaces.cluster import cluster_names, device_names, load_cluster, load_device
@@ -89,6 +89,18 @@ def test_stages_are_cut_as_deepspeed_cuts_them(
     inside = [min(max(int(each) - 1, 0), layers) for each in cuts]
     expected = [after - before for before, after in pairwise(inside)]
     assert list(cut(layers, stages, ends=ends).each().blocks) == expected
+
+
+@pytest.mark.parametrize(("layers", "stages"), [(1, 1), (7, 3), (24, 5), (24, 24), (61, 60)])
+def test_blocks_alone_are_partitioned_as_deepspeed_does(layers: int, stages: int) -> None:
+    utils = pytest.importorskip("deepspeed.runtime.utils")
+    cuts = utils.partition_balanced([1.0] * layers, stages)
+    expected = tuple(after - before for before, after in pairwise(cuts))
+    assert balanced(layers, stages, 0.0, 0.0) == expected
+
+
+def test_the_blocks_of_the_deepest_model_are_partitioned_at_once() -> None:
+    assert balanced(10_000, 128, 0.0, 0.0) == (79,) * 16 + (78,) * 112
 
 
 def test_the_head_of_a_large_vocabulary_takes_the_place_of_blocks() -> None:
