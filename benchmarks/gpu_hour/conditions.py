@@ -38,6 +38,13 @@ def _listed_clocks(gpu: Gpu) -> object:
     return memory_MHz and len(gpu.query([], "SupportedGraphicsClocks", memory_MHz[0]))
 
 
+def _fabric(gpu: Gpu) -> object:
+    if (found := gpu.fabric_state()) is None:
+        return None
+    state, error = found
+    return f"{state}, {error}" if error else state
+
+
 #: By number in the table of conditions, what is read and how.
 QUESTIONS: tuple[tuple[int, str, Callable[[Gpu], object]], ...] = (
     (4, "energy counter (mJ)", lambda gpu: gpu.query(None, "TotalEnergyConsumption")),
@@ -45,7 +52,7 @@ QUESTIONS: tuple[tuple[int, str, Callable[[Gpu], object]], ...] = (
     (9, "instant power (W)", lambda gpu: query(gpu.nvml, None, gpu.field_W)),
     (10, "power of a module (W)", _module_W),
     (13, "power smoothing", _smoothing),
-    (15, "state of the fabric", lambda gpu: gpu.fabric_state()),
+    (15, "state of the fabric", _fabric),
     (18, "MIG (now, after a reset)", lambda gpu: gpu.query(None, "MigMode")),
     (19, "memory", lambda gpu: query(gpu.nvml, None, lambda: gpu.memory_bytes)),
     (20, "power limit (mW)", lambda gpu: gpu.query(None, "PowerManagementLimit")),

@@ -147,6 +147,9 @@ def test_pipes_in_runs_do_not_block_the_others(runs):
 
 @pytest.mark.parametrize("name", ["trace/probes.jsonl", "plan.json"])
 def test_a_pipe_in_a_run_is_refused_where_that_run_is_shown(runs, name):
+    if name == "plan.json":  # of a plan's run
+        study = runs / "one" / "study.toml"
+        study.write_text(f"{study.read_text()}\n[plan]\ngpus = [8]\nseconds = 1.0\n")
     put_pipe(runs / "one" / name)
     done = tuner("show", "one")
     assert done.returncode == 2

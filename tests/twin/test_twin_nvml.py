@@ -75,7 +75,7 @@ class TestAbi:
         sources = [*(ROOT / "workload").rglob("*.py"), *(ROOT / "tuner" / "cli").rglob("*.py")]
         text = "".join(path.read_text() for path in sources)
         called = set(re.findall(r"\bnvml\.(nvml(?:Device|System)\w+)\(", text))
-        asked = r"\.(?:get|query)\(\s*(?:\w+,\s*)?\"([A-Z][a-z]\w+)\""  # of `Gpu`
+        asked = r"(?:gpu|self)\.(?:get|query)\(\s*(?:\w+,\s*)?\"([A-Z][a-z]\w+)\""  # of `Gpu`
         called |= {f"nvmlDeviceGet{what}" for what in re.findall(asked, text)}
         assert len(called) > 25
         for name in sorted(called):
