@@ -18,12 +18,13 @@ SOURCE_ARCHIVE = "from setuptools import build_meta; build_meta.build_sdist({fol
 
 
 def package_files(root: Path) -> set[str]:
-    """Return the files of `tuner` in a checkout, with those its links lead to."""
+    """Return the files of `tuner` in a checkout, with those its links lead to, but for the pages
+    that tell a reader of the sources what an extra is."""
     return {
         path.relative_to(root).as_posix()
         for top in (root / "tuner", *(p for p in (root / "tuner").iterdir() if p.is_symlink()))
         for path in top.rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
+        if path.is_file() and "__pycache__" not in path.parts and path.name != "README.md"
     }
 
 

@@ -259,4 +259,10 @@ def _data(text: str, suffix: str) -> Any:
         return parse_toml(text)
     for _ in _events(text):
         pass
-    return yaml.load(text, Loader=yaml.SafeLoader if len(text) < _LARGE else _FAST)
+    if len(text) < _LARGE:
+        return yaml.safe_load(text)
+    loader = _FAST(text)  # as safe, and in C
+    try:
+        return loader.get_single_data()
+    finally:
+        loader.dispose()

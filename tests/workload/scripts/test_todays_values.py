@@ -210,7 +210,7 @@ def test_without_a_launcher_one_process_is_started(tmp_path: Path) -> None:
 
 def test_an_answer_of_unknown_length_is_of_one_step(tmp_path: Path) -> None:
     from tests.support.results import small_result
-    from tuner.answer.recommendation import choose
+    from tuner.answer.another_choice import choose
     from tuner.display.text import answer_lines
 
     result = small_result()
