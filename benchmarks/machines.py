@@ -43,7 +43,9 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 #: Variables of this machine's network, which the package index may need.
 NETWORK = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 #: What is mounted, and what a command starts, ends with it.
-ALONE = ("unshare", "--mount", "--pid", "--fork", "--kill-child")
+ALONE = ("setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--pid", "--fork", "--kill-child")
+#: Lines of its output that are shown of a machine that failed: the summary of its tests.
+LAST_LINES = 60
 #: A command that takes longer is ended, and counts as failed.
 LIMIT_S = 45 * 60
 
@@ -438,7 +440,9 @@ def main() -> None:
             found = root.outcome(log)
             _print_row(name, machine, found)
             figures += figures_of(name, found)
-            badly += [] if found.well else [f"{name} (its output: {log})"]
+            if not found.well:
+                badly.append(f"{name} (its output: {log})")
+                print(*log.read_text(errors="replace").splitlines()[-LAST_LINES:], sep="\n")
         if not options.keep:
             shutil.rmtree(folder)
     publish(figures, options.json)

@@ -185,7 +185,8 @@ def test_a_command_in_a_root_has_its_environment_and_nothing_of_ours(
     monkeypatch.setattr(machines.subprocess, "run", run)
     assert root.run(["make", "run"], None) == 124  # a command that never ends is none that is well
     (words,) = seen
-    assert words[:5] == ["unshare", "--mount", "--pid", "--fork", "--kill-child"]
+    assert words[:3] == ["setpriv", "--pdeathsig", "KILL"]
+    assert words[3:8] == ["unshare", "--mount", "--pid", "--fork", "--kill-child"]
     script = words[-1]
     assert f"size=64m tmpfs {root.folder}/dev/shm" in script
     chroot = script.splitlines()[-1]
