@@ -34,6 +34,8 @@ _SOURCES = (_PROGRAM, _PROGRAM.with_name("built_layers.py"))
 #: Limit of the time that building a model may take.
 LIMIT_S = 120
 _LIBRARIES = ("torch", "transformers")
+#: Counts that the runs that were read keep of their models, by `key_of`.
+_COUNTS_OF_RUNS: dict[str, Mapping[str, Any]] = {}
 #: Limit of the size of a kept count; one is 2 kB.
 _LARGEST_BYTES = 2**20
 #: Types of attention layers whose parameters and activations are those of full attention.
@@ -74,11 +76,38 @@ def count_in_library(config: Mapping[str, Any]) -> Mapping[str, Any]:
     if key in included_counts():
         return included_counts()[key]
     if not is_installed():
+        if key in _COUNTS_OF_RUNS:
+            return _COUNTS_OF_RUNS[key]
         raise InputError(
             f"a {config['model_type']} model is counted by transformers, which is not installed "
             "in this Python: pip install torch transformers"
         )
     return _counted(key, json.dumps(config))
+
+
+def count_to_keep(config: Mapping[str, Any]) -> Mapping[str, str]:
+    """Return the count of a configuration as a run keeps it; empty if it is included.
+
+    Raises:
+        InputError: see `count_in_library`.
+    """
+    key = key_of(config)
+    if key in included_counts():
+        return {}
+    return {"key": key, "count": json.dumps(count_in_library(config))}
+
+
+def take_kept_count(kept: object) -> None:
+    """Use the count that a run keeps where transformers is not installed; ignore a bad one."""
+    if not isinstance(kept, Mapping):
+        return
+    key, text = kept.get("key"), kept.get("count")
+    if not (isinstance(key, str) and isinstance(text, str) and len(text) <= _LARGEST_BYTES):
+        return
+    with contextlib.suppress(InputError, ValueError, TypeError, LookupError, RecursionError):
+        count = json.loads(text)
+        facts_in_library("", count)
+        _COUNTS_OF_RUNS[key] = count
 
 
 @lru_cache(maxsize=1)

@@ -328,6 +328,17 @@ def facts_of(job: TrainingJob) -> ModelFacts:
     return replace(facts, lora=LoRAFacts.of(job.lora, facts)) if job.lora else facts
 
 
+def count_to_keep(job: TrainingJob) -> Mapping[str, str]:
+    """Return what a run keeps of a model that transformers counted, so that a machine without
+    transformers reads the run; empty for any other job."""
+    if not job.model or is_plain(job.model):
+        return {}
+    try:
+        return library_count.count_to_keep(job.model)
+    except InputError:
+        return {}
+
+
 def model_state_parts(
     parameters: float,
     zero_stage: int,

@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 from tuner.search_spaces.data_files import parse_toml, write_toml
 from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName, reason
+from tuner.search_spaces.library_count import take_kept_count
 from tuner.search_spaces.safe_files import (
     open_plain,
     open_to_read,
@@ -132,6 +133,7 @@ class RunFolder:
             return None
         except (OSError, ValueError, RecursionError) as error:
             raise InputError(f"cannot read {self.study_file}: {reason(error)}") from error
+        take_kept_count(study.get("counted_model"))
         if (schema := study.get("schema")) != STUDY_SCHEMA:
             versions = study.get("versions")
             by = versions.get("joulefront") if isinstance(versions, Mapping) else None

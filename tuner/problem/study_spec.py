@@ -23,6 +23,7 @@ from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.data_files import plain
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
+from tuner.search_spaces.model_facts import count_to_keep
 from tuner.search_spaces.space import SearchSpace, read_space
 from tuner.search_spaces.typed_json import read_fields
 from tuner.workload.records.basis import Basis
@@ -70,10 +71,15 @@ class StudySpec:
                 "constraints": self.constraints.given,
                 "settings": self.settings.to_json(),
                 **self.problem.identity,
+                **self._counted_model(),
                 "versions": versions(),
                 "ended": self._end(),
             }
         )
+
+    def _counted_model(self) -> dict[str, Any]:
+        kept = count_to_keep(self.problem.job) if self.problem.job is not None else {}
+        return {"counted_model": dict(kept)} if kept else {}
 
     def _end(self) -> dict[str, Any]:
         ended = self.ended

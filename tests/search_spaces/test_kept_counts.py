@@ -1,0 +1,81 @@
+"""Counts of models that a run keeps, for a machine that cannot count them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tuner.problem.run_folder import STUDY_SCHEMA, RunFolder
+from tuner.search_spaces import library_count
+from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.job import load_job
+from tuner.search_spaces.library_count import included_counts, take_kept_count
+from tuner.search_spaces.model_facts import count_to_keep, facts_of
+
+QWEN2 = {"model_type": "qwen2", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 100}
+JOB = replace(load_job("tiny-gpt"), model=QWEN2)
+
+
+@pytest.fixture
+def kept(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    """Return what a run keeps of a model that was counted elsewhere; nothing is installed here."""
+    count = next(count for count in included_counts().values() if not count.get("encoder"))
+    monkeypatch.setattr(library_count, "_COUNTS_OF_RUNS", {})
+    monkeypatch.setattr(library_count, "_kept_file", lambda key: None)
+    monkeypatch.setattr(library_count, "run_program", lambda line: count)
+    monkeypatch.setattr(library_count, "is_installed", lambda: True)
+    library_count._counted.cache_clear()
+    found = dict(count_to_keep(JOB))
+    monkeypatch.setattr(library_count, "is_installed", lambda: False)
+    facts_of.cache_clear()
+    yield found
+    library_count._counted.cache_clear()
+    facts_of.cache_clear()
+
+
+def test_only_a_model_that_was_counted_for_the_run_is_kept(kept: dict[str, str]) -> None:
+    assert kept.keys() == {"key", "count"}
+    for shipped in ("tiny-gpt", "opt-350m", "qwen2.5-7b"):
+        assert count_to_keep(load_job(shipped)) == {}
+
+
+def test_a_run_is_read_where_its_model_cannot_be_counted(
+    kept: dict[str, str], tmp_path: Path
+) -> None:
+    with pytest.raises(InputError, match="pip install torch transformers"):
+        facts_of(JOB)
+    run = RunFolder.named(tmp_path, "r")
+    run.write_study({"schema": STUDY_SCHEMA, "counted_model": kept})
+    assert run.read_study() is not None
+    assert facts_of(JOB).parameters == json.loads(kept["count"])["parameters"]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"count": "{"},
+        {"count": "[]"},
+        {"count": "{}"},
+        {"count": '{"failure": "failed", "why": "x", "transformers": ""}'},
+        {"count": "[" * 100_000},
+        {"count": " " * (2**20 + 1)},
+        {"count": 5},
+        {"key": 5},
+        {"key": "another"},
+    ],
+)
+def test_a_count_that_is_bent_is_as_if_none_were_kept(
+    kept: dict[str, str], changed: dict[str, Any]
+) -> None:
+    take_kept_count({**kept, **changed})
+    with pytest.raises(InputError, match="pip install torch transformers"):
+        facts_of(JOB)
+
+
+@pytest.mark.parametrize("kept_of_run", [None, "text", [], {}])
+def test_a_run_without_a_count_is_read(kept_of_run: object) -> None:
+    take_kept_count(kept_of_run)
