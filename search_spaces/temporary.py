@@ -52,7 +52,10 @@ def remove_abandoned(parent: str) -> None:
     except OSError:
         return
     for name in names:
-        if not Path(parent, name, MARK).is_file():
+        try:
+            if not Path(parent, name, MARK).is_file():
+                continue
+        except PermissionError:  # another user's: nobody else may enter it
             continue
         lock = _locked(Path(parent, name))
         if lock is not None:

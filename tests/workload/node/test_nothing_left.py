@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -159,3 +161,27 @@ def test_a_folder_of_a_killed_process_is_removed_by_the_next_start(tmp_path: Pat
         for process in (living, killed):
             process.kill()
             process.wait()
+
+
+@pytest.mark.root
+def test_the_folder_of_another_user_stops_nobody() -> None:
+    """Two users of one machine: the folder of the first may not be entered by the second."""
+    shared = Path(tempfile.mkdtemp(dir="/tmp"))
+    shared.chmod(0o777)
+    theirs = shared / "joulefront_theirs"
+    theirs.mkdir()
+    (theirs / temporary.MARK).touch()
+    theirs.chmod(0)
+    if is_root := os.geteuid() == 0:  # whom no mode keeps out
+        os.seteuid(65534)
+    try:
+        with pytest.raises(PermissionError):
+            os.listdir(theirs)
+        with TemporaryFolder(parent=str(shared)) as made:
+            assert made.path.exists()
+    finally:
+        if is_root:
+            os.seteuid(0)
+        theirs.chmod(0o700)
+    assert (theirs / temporary.MARK).exists()
+    shutil.rmtree(shared)
