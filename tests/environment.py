@@ -8,11 +8,13 @@ that install. `conftest.py` states it before anything else is imported.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -38,6 +40,8 @@ KEPT = (
 )
 #: The kernels of OpenBLAS that `make other-cpu` asks for.
 KERNEL = "JOULEFRONT_TEST_KERNEL"
+#: Seconds after which a compilation of one of DeepSpeed's operators has ended, or was killed.
+LONGEST_BUILD_S = 600.0
 #: Addresses of this machine, which no proxy reaches.
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 
@@ -80,6 +84,14 @@ def cache_of(inherited: Mapping[str, str]) -> Path:
     return Path(inherited.get("XDG_CACHE_HOME") or Path(inherited.get("HOME") or "/") / ".cache")
 
 
+def remove_old_locks(cache: Path) -> None:
+    """Remove the locks of compilations that were killed: torch waits for them without an end."""
+    for lock in cache.glob("torch_extensions/*/*/lock"):
+        with contextlib.suppress(OSError):
+            if time.time() - lock.stat().st_mtime > LONGEST_BUILD_S:
+                lock.unlink()
+
+
 def _starts(variables: Mapping[str, str]) -> bool:
     done = subprocess.run([sys.executable, "-c", ""], env=variables, capture_output=True)
     return done.returncode == 0
@@ -116,6 +128,7 @@ def begin(programs: Iterable[str]) -> Path | None:
         cache = home / ".cache"
     else:
         (home / ".cache").symlink_to(cache)
+        remove_old_locks(cache)
     variables = stated(inherited, home, elsewhere)
     os.environ.clear()
     os.environ.update(variables)

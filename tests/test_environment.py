@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 from tests.environment import KERNEL as ASKED_KERNEL
-from tests.environment import LOOPBACK, STATED, stated
+from tests.environment import LONGEST_BUILD_S, LOOPBACK, STATED, remove_old_locks, stated
 
 ROOT = Path(__file__).parents[1]
 #: What the shells, editors, sites and images of people set, and what would change an outcome.
@@ -162,3 +163,16 @@ def test_a_run_of_pytest_begins_with_it(options: tuple[str, ...], tmp_path: Path
     assert (optimize, mode) == (0, "0o644")
     assert home.startswith(str(tmp_path))
     assert not Path(home).exists()
+
+
+def test_the_lock_of_a_compilation_that_was_killed_goes(tmp_path: Path) -> None:
+    locks = [tmp_path / "torch_extensions" / "py311_cpu" / name / "lock" for name in ("a", "b")]
+    for lock in locks:
+        lock.parent.mkdir(parents=True)
+        lock.touch()
+    killed, living = locks
+    long_ago = time.time() - LONGEST_BUILD_S - 1
+    os.utime(killed, (long_ago, long_ago))
+    remove_old_locks(tmp_path)
+    assert not killed.exists()
+    assert living.exists()

@@ -209,7 +209,7 @@ FAULTS: tuple[Fault, ...] = tuple(
             partial(
                 _device,
                 lambda node: node.permit(False),
-                "node",
+                "not_taken",
                 "ermission",
                 mend=lambda node: node.permit(True),
                 probes=6,
