@@ -170,7 +170,8 @@ def pip_settings() -> dict[str, str]:
     words = [sys.executable, "-m", "pip", "config", "list"]
     done = subprocess.run(words, capture_output=True, text=True, check=True)
     settings = {}
-    for line in done.stdout.splitlines():
+    # The environment's hold against those of files.
+    for line in sorted(done.stdout.splitlines(), key=lambda line: line.startswith(":env:")):
         name, _, value = line.partition("=")
         settings[name.rpartition(".")[2]] = str(ast.literal_eval(value))
     return settings

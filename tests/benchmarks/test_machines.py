@@ -68,7 +68,8 @@ def test_pips_settings_here_are_those_in_a_root(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = tmp_path / "pip.conf"
-    settings.write_text("[global]\nextra-index-url = https://a/simple\n    https://b/simple\n")
+    lines = ["[global]", "extra-index-url = https://a/simple", "    https://b/simple"]
+    settings.write_text("\n".join([*lines, "find-links = /of/a/file", ""]))
     monkeypatch.setenv("PIP_CONFIG_FILE", str(settings))
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     found = machines.pip_settings()
