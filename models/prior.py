@@ -1,4 +1,4 @@
-"""Socket of priors: what predicts time, power and memory of configurations before a probe.
+"""Socket of priors: predictions of time, power and memory of configurations before a probe.
 
 The search works without any. The analytic models are one (`tuner.models.job_prior`); another
 distribution brings its own by an entry point of the group `joulefront.priors`, which is asked
@@ -76,7 +76,7 @@ def plugin_notices() -> Sequence[str]:
 
 
 def prior_of(job: TrainingJob, cluster: Cluster) -> Prior | None:
-    """Return what predicts this job on this cluster; None if nothing does."""
+    """Return the prior of this job on this cluster; None if no provider has one."""
     providers: list[Any] = [*_plugins().found.values(), *_shipped()]
     return next((p for each in providers if (p := each.prior_of(job, cluster)) is not None), None)
 

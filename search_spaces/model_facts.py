@@ -329,8 +329,8 @@ def facts_of(job: TrainingJob) -> ModelFacts:
 
 
 def count_to_keep(job: TrainingJob) -> Mapping[str, str]:
-    """Return what a run keeps of a model that transformers counted, so that a machine without
-    transformers reads the run; empty for any other job."""
+    """Return the count by transformers that a run keeps of its model, for machines without
+    transformers; empty for any other job."""
     if not job.model or is_plain(job.model):
         return {}
     try:

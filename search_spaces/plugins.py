@@ -33,7 +33,7 @@ class Socket:
     methods: tuple[str, ...]
 
     def check(self, plugin: Any) -> str:
-        """Return what is wrong with a loaded plug-in; "" if it follows the protocol."""
+        """Return the fault of a loaded plug-in; "" if it follows the protocol."""
         version = getattr(plugin, VERSION, None)
         if version != self.protocol:
             return f"it must have {VERSION} = {self.protocol}, not {version!r}"
@@ -87,6 +87,6 @@ def is_left_out(error: ModuleNotFoundError) -> bool:
 
 
 def left_out_sentence(socket: Socket, point: EntryPoint, fault: str) -> str:
-    """Return one sentence that names the plug-in, its distribution and what is expected."""
+    """Return one sentence that names the plug-in, its distribution and the fault."""
     origin = f" of {point.dist.name}" if point.dist is not None else ""
     return f"the {socket.kind} {point.name!r} ({point.value}{origin}) is left out: {fault}"

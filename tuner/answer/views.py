@@ -1,4 +1,4 @@
-"""Socket of views: what an extra adds to how a run is read, told and written.
+"""Socket of views: additions of an extra to the answer of a run, as lines and as files.
 
 A view is an object of a class derived from `View`, which overrides what it adds. Those of this
 package stand in `SHIPPED`, which is read without importing them; another distribution brings one by
@@ -38,7 +38,7 @@ class View:
         return []
 
     def summary_lines(self, answer: Answer) -> list[str]:
-        """Return lines at the end of what `tuner show` prints."""
+        """Return lines at the end of the summary of `tuner show`."""
         return []
 
     def write(self, run: RunFolder, answer: Answer, records: Sequence[ProbeRecord]) -> Answer:
@@ -73,7 +73,7 @@ def _shipped(name: str) -> View | None:
     return found
 
 
-class _Guarded(View):
+class _PluginView(View):
     """A view of another distribution, whose failures do not take the answer with them."""
 
     PROTOCOL = 1
@@ -111,7 +111,7 @@ class _Guarded(View):
 def views() -> Sequence[View]:
     """Return the views of this installation."""
     shipped = (view for name in SHIPPED if (view := _shipped(name)) is not None)
-    return [*shipped, *(_Guarded(name, view) for name, view in _plugins().found.items())]
+    return [*shipped, *(_PluginView(name, view) for name, view in _plugins().found.items())]
 
 
 def view_named(name: str) -> Any:

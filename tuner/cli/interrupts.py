@@ -34,7 +34,7 @@ class Interrupts:
         self._clock = clock
         self._first_s: float | None = None
         self._before: dict[int, Any] = {}
-        self._ended = self._has_said = False
+        self._ended = self._has_warned = False
 
     def __enter__(self) -> Self:
         self._before = {number: signal.signal(number, self._handle) for number in SIGNALS}
@@ -51,9 +51,9 @@ class Interrupts:
             self._first_s = now_s
             raise KeyboardInterrupt
         if now_s - self._first_s < SAME_REQUEST_S:
-            if number == signal.SIGINT and not (self._ended or self._has_said):
-                self._has_said = True
-                _say(_ONCE_MORE)  # an impatient person may have typed it
+            if number == signal.SIGINT and not (self._ended or self._has_warned):
+                self._has_warned = True
+                _print_line(_ONCE_MORE)  # an impatient person may have typed it
             return
         if self._ended:  # the process does something else, or is about to end
             self._put_back()
@@ -61,7 +61,7 @@ class Interrupts:
             return
         # Nothing depends on this process's own clean-up: ranks and agents end when it is gone, the
         # guard puts clocks back, and every finished probe is on disk.
-        _say(_AT_ONCE)
+        _print_line(_AT_ONCE)
         os._exit(INTERRUPTED)
 
     def _put_back(self) -> None:
@@ -69,6 +69,6 @@ class Interrupts:
             signal.signal(number, handler)
 
 
-def _say(line: bytes) -> None:
+def _print_line(line: bytes) -> None:
     with contextlib.suppress(OSError):
         os.write(2, line)

@@ -1,1 +1,1 @@
-"""What is predicted before anything runs: plans, whether a job fits, and what it costs."""
+"""Predictions before anything runs: plans, the fit in memory, and costs."""

@@ -1,4 +1,4 @@
-"""What is asked of a plan."""
+"""Arguments of a plan."""
 
 from __future__ import annotations
 

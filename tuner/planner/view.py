@@ -1,4 +1,4 @@
-"""What a plan adds to how runs are read and told."""
+"""View of plans: the reader of their runs, and their lines of an answer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class PlanView(View):
         return doubt_lines(answer.plan.doubts if answer.plan else ())
 
     def answer_lines(self, answer: Answer) -> list[str]:
-        """Return the sizes of a plan, and what it assumes."""
+        """Return the sizes and the assumptions of a plan."""
         return plan_lines(answer)
 
     def summary_lines(self, answer: Answer) -> list[str]:

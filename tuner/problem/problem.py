@@ -82,7 +82,7 @@ class Problem:
 
     @cached_property
     def prior(self) -> Prior | None:
-        """What predicts this job on this cluster before a probe; None if nothing does."""
+        """Prediction of this job on this cluster before a probe; None without one."""
         if self.job is None or self.cluster is None:
             return None
         return prior_of(self.job, self.cluster)

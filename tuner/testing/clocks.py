@@ -30,7 +30,7 @@ class GovernorContract:
         raise NotImplementedError("define open_governor")
 
     def state(self) -> Any:
-        """Return what is set on the devices."""
+        """Return the settings of the devices."""
         raise NotImplementedError("define state")
 
     @pytest.fixture

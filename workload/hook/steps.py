@@ -1,4 +1,4 @@
-"""The counter of optimizer steps of a training process, and of what its loaders draw.
+"""Counter of optimizer steps of a training process, and of the samples that its loaders draw.
 
 A receipt, an observation, a probe and a training that is tuned while it runs count by it. It
 changes nothing that the program computes. Patches are set once a module is imported.

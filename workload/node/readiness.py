@@ -56,7 +56,7 @@ _CONFINED = (
 
 @dataclass(frozen=True)
 class Program:
-    """A program of the system that joulefront, or what trains below it, starts.
+    """Program of the system that joulefront, or a training below it, starts.
 
     Attributes:
         brings: what it is for, a clause.

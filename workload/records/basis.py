@@ -1,4 +1,4 @@
-"""Basis of figures: what a study's probes, a meter or a point rest on."""
+"""Basis of figures: of a study's probes, of a meter, or of a point."""
 
 from __future__ import annotations
 

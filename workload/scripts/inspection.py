@@ -93,7 +93,7 @@ def announce_today(
     *,
     before: ScriptJob | None = None,
 ) -> None:
-    """Announce what the script trains today, or how that differs from what was announced `before`.
+    """Announce today's training of the script, or its difference from the one announced `before`.
 
     Args:
         baseline: today's configuration; the command's own if None.

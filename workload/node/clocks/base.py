@@ -33,7 +33,7 @@ class UnsupportedKnob(InputError):
 
 
 class SetByOthers(InputError):
-    """Refusal of a value that would undo what another process has set on the devices since."""
+    """Refusal of a value that would undo a later setting by another process."""
 
 
 @dataclass(frozen=True)

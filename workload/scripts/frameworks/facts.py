@@ -36,7 +36,7 @@ _OTHER = re.compile(r"eval|save|hub|wandb|report|push|dataset|logging|^fsdp_conf
 
 
 class Facts:
-    """Reader of one command's facts, with what it assumed and what it doubts."""
+    """Reader of one command's facts, with its assumptions and doubts."""
 
     def __init__(self, driver: Driver, settings: Settings) -> None:
         self.driver, self.settings = driver, settings
@@ -93,7 +93,7 @@ class Facts:
         return value
 
     def default(self, fact: str) -> int:
-        """Return what the framework takes where a fact is not given; 0 if it has no default."""
+        """Return the framework's default of a fact; 0 if it has none."""
         return int(self._fact(fact).default or 0)
 
     def case(self, fact: str) -> str:

@@ -1,4 +1,4 @@
-"""Sharding of states as a command's facts say: DeepSpeed's configuration, FSDP, or neither."""
+"""Sharding of states by a command's facts: DeepSpeed's configuration, FSDP, or neither."""
 
 from __future__ import annotations
 
