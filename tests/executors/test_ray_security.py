@@ -531,7 +531,7 @@ def _optimize(installed: Path, folder: Path, *words: str, **variables: str) -> A
 def test_a_study_imports_nothing_from_the_folder_it_is_started_in(
     installed: Path, planted: Path
 ) -> None:
-    done = _optimize(installed, planted)
+    done = _optimize(installed, planted, "--executor", "ray")
     marker = planted.parent / "marker"
     assert not marker.exists(), marker.read_text()
     assert done.returncode == 0, done.stderr[-4000:]
