@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
 from tuner.search_spaces.configuration import Configuration, Settings
@@ -231,6 +231,10 @@ class PowerSample:
     extra: Mapping[str, float] = field(default_factory=dict)
 
 
+def _values(measurement: Measurement) -> tuple[Any, ...]:
+    return tuple(getattr(measurement, each.name) for each in fields(measurement))
+
+
 @dataclass(frozen=True)
 class Measurement:
     """Figures of one window, of the whole job (all ranks, all nodes); NaN or None if unknown."""
@@ -257,6 +261,13 @@ class Measurement:
     #: Mean power of a superchip's parts ("gpu"), and in each phase ("forward: gpu"), which lies
     #: within `power_W` (`tuner.workload.node.measure.parts`); empty if the meter tells none.
     parts_W: Mapping[str, float] = field(default_factory=dict)
+
+    def __eq__(self, other: object) -> bool:
+        # By tuples, in which an unknown figure equals itself, as generated methods compared up to
+        # Python 3.12; from 3.13 on they compare the fields, and NaN equals nothing.
+        if not isinstance(other, Measurement):
+            return NotImplemented
+        return _values(self) == _values(other)
 
     @property
     def energy_per_step_J(self) -> float:
