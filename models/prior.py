@@ -7,7 +7,6 @@ before them. A provider has `prior_of(job, cluster)`, which returns a `Prior` or
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -18,7 +17,7 @@ import numpy as np
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import TrainingJob
-from tuner.search_spaces.plugins import Plugins, Socket, is_left_out, plugins_of
+from tuner.search_spaces.plugins import Plugins, Socket, plugins_of, shipped_module
 
 SOCKET = Socket("joulefront.priors", "prior", 1, ("prior_of",))
 #: Modules of this package that provide priors; an installation may leave them out.
@@ -95,11 +94,4 @@ def unpredicted_knobs(prior: Prior | None) -> Mapping[str, str]:
 
 @cache
 def _shipped() -> Sequence[Any]:
-    found = []
-    for module in SHIPPED.values():
-        try:
-            found.append(importlib.import_module(module))
-        except ModuleNotFoundError as error:  # a part that this installation leaves out
-            if not is_left_out(error):
-                raise
-    return found
+    return [each for each in map(shipped_module, SHIPPED.values()) if each is not None]

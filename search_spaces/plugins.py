@@ -7,9 +7,11 @@ cannot be used is described in one sentence, and everything else works without i
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
+from types import ModuleType
 from typing import Any
 
 #: Attribute of a plug-in that names the version of the socket's protocol that it follows.
@@ -84,6 +86,16 @@ def plugins_of(
 def is_left_out(error: ModuleNotFoundError) -> bool:
     """Return whether a module is missing that only this package has: a part of an extra."""
     return (error.name or "").partition(".")[0] == "tuner"
+
+
+def shipped_module(name: str) -> ModuleType | None:
+    """Import a module of an extra; return None if this installation leaves a part of it out."""
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if not is_left_out(error):
+            raise
+        return None
 
 
 def left_out_sentence(socket: Socket, point: EntryPoint, fault: str) -> str:

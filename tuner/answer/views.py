@@ -7,7 +7,6 @@ an entry point of the group `joulefront.views`.
 
 from __future__ import annotations
 
-import importlib
 import warnings
 from collections.abc import Sequence
 from functools import cache
@@ -15,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.extras import install_command
-from tuner.search_spaces.plugins import Plugins, Socket, is_left_out, plugins_of
+from tuner.search_spaces.plugins import Plugins, Socket, plugins_of, shipped_module
 from tuner.workload.records.probe import ProbeRecord
 
 if TYPE_CHECKING:
@@ -64,13 +63,7 @@ def _plugins() -> Plugins:
 @cache
 def _shipped(name: str) -> View | None:
     module, attribute = SHIPPED[name]
-    try:
-        found: View = getattr(importlib.import_module(module), attribute)
-    except ModuleNotFoundError as error:
-        if not is_left_out(error):
-            raise
-        return None
-    return found
+    return getattr(shipped_module(module), attribute, None)
 
 
 class _PluginView(View):

@@ -12,11 +12,12 @@ from __future__ import annotations
 import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from tuner.cli.parser import Commands
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.extras import install_command
-from tuner.search_spaces.plugins import Plugins, Socket, is_left_out, plugins_of
+from tuner.search_spaces.plugins import Plugins, Socket, plugins_of, shipped_module
 
 SOCKET = Socket("joulefront.commands", "command", 1, ("add",))
 
@@ -52,11 +53,12 @@ SHIPPED = (
 def add_commands(commands: Commands, shipped: Sequence[Provider] = SHIPPED) -> Plugins:
     """Add the commands of this package and of plug-ins; return the plug-ins."""
     for provider in shipped:
-        try:
-            module = importlib.import_module(provider.module)
-        except ModuleNotFoundError as error:
-            if not (provider.extra and is_left_out(error)):
-                raise
+        module: Any = (
+            shipped_module(provider.module)
+            if provider.extra
+            else importlib.import_module(provider.module)
+        )
+        if module is None:
             commands.leave_out(provider.commands, provider.extra)
         else:
             module.add(commands)
