@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -17,11 +16,11 @@ import numpy as np
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import TrainingJob
-from tuner.search_spaces.plugins import Plugins, Socket, plugins_of, shipped_module
+from tuner.search_spaces.plugins import Socket
 
-SOCKET = Socket("joulefront.priors", "prior", 1, ("prior_of",))
-#: Modules of this package that provide priors; an installation may leave them out.
-SHIPPED = {"analytic": "tuner.models.job_prior"}
+SOCKET = Socket(
+    *("joulefront.priors", "prior", 1, ("prior_of",)), {"analytic": "tuner.models.job_prior"}
+)
 
 
 @dataclass(frozen=True)
@@ -64,19 +63,9 @@ class CorrectablePrior(Prior, Protocol):
         ...
 
 
-@cache
-def _plugins() -> Plugins:
-    return plugins_of(SOCKET, SHIPPED)
-
-
-def plugin_notices() -> Sequence[str]:
-    """Return a sentence on each installed prior that is left out."""
-    return _plugins().left_out
-
-
 def prior_of(job: TrainingJob, cluster: Cluster) -> Prior | None:
     """Return the prior of this job on this cluster; None if no provider has one."""
-    providers: list[Any] = [*_plugins().found.values(), *_shipped()]
+    providers: list[Any] = [*SOCKET.plugins.values(), *SOCKET.parts]
     return next((p for each in providers if (p := each.prior_of(job, cluster)) is not None), None)
 
 
@@ -90,8 +79,3 @@ def peak_memory_bytes(prior: Prior, configurations: Sequence[Configuration]) -> 
 def unpredicted_knobs(prior: Prior | None) -> Mapping[str, str]:
     """Return the reason for each knob whose effect a prior does not predict."""
     return getattr(prior, "unpredicted_knobs", {})
-
-
-@cache
-def _shipped() -> Sequence[Any]:
-    return [each for each in map(shipped_module, SHIPPED.values()) if each is not None]

@@ -8,11 +8,15 @@ cannot be used is described in one sentence, and everything else works without i
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
 from typing import Any
+
+from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.extras import install_command
 
 #: Attribute of a plug-in that names the version of the socket's protocol that it follows.
 VERSION = "PROTOCOL"
@@ -27,12 +31,36 @@ class Socket:
         kind: what one is called in sentences, such as "command".
         protocol: version of the protocol, which a plug-in names as its attribute `PROTOCOL`.
         methods: names that a plug-in must have as callables.
+        shipped: what this package has, as "module" or "module:attribute" by name. A plug-in takes
+            none of these names.
     """
 
     group: str
     kind: str
     protocol: int
     methods: tuple[str, ...]
+    shipped: Mapping[str, str] = field(default_factory=dict, compare=False)
+
+    def part(self, name: str) -> Any:
+        """Import what is shipped under a name; return None if its extra is not installed here."""
+        module, _, attribute = self.shipped[name].partition(":")
+        found = shipped_module(module)
+        return getattr(found, attribute) if found is not None and attribute else found
+
+    @property
+    def parts(self) -> list[Any]:
+        """What is shipped and installed here, in the order of the table."""
+        return [part for name in self.shipped if (part := self.part(name)) is not None]
+
+    @property
+    def plugins(self) -> Mapping[str, Any]:
+        """The plug-ins of other distributions that can be used, by name."""
+        return installed(self).found
+
+    @property
+    def left_out(self) -> Sequence[str]:
+        """A sentence on each plug-in of another distribution that cannot be used."""
+        return installed(self).left_out
 
     def check(self, plugin: Any) -> str:
         """Return the fault of a loaded plug-in; "" if it follows the protocol."""
@@ -83,6 +111,12 @@ def plugins_of(
     return Plugins(found, left_out)
 
 
+@cache
+def installed(socket: Socket) -> Plugins:
+    """Load the plug-ins of a socket once."""
+    return plugins_of(socket, tuple(socket.shipped))
+
+
 def is_left_out(error: ModuleNotFoundError) -> bool:
     """Return whether a module is missing that only this package has: a part of an extra."""
     return (error.name or "").partition(".")[0] == "tuner"
@@ -96,6 +130,15 @@ def shipped_module(name: str) -> ModuleType | None:
         if not is_left_out(error):
             raise
         return None
+
+
+def not_installed(what: str, part: str = "") -> InputError:
+    """Return the error of something that needs an extra, which this installation leaves out."""
+    named = f" ({part})" if part else ""
+    return InputError(
+        f"{what} needs a part of joulefront that is not installed here{named}; install all parts: "
+        f"{install_command('all')}"
+    )
 
 
 def left_out_sentence(socket: Socket, point: EntryPoint, fault: str) -> str:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.support.entry_points import install_plugin
 from tests.support.studies import run_replay, write_table
-from tuner.answer import views as socket
-from tuner.answer.views import SHIPPED, SOCKET, View, views
+from tuner.answer.views import SOCKET, View, views
 from tuner.api import load_result
 from tuner.cli.main import main
 from tuner.display.text import answer_lines
@@ -31,15 +29,6 @@ VIEW = Carbon()
 """
 
 
-@pytest.fixture(autouse=True)
-def _found_again() -> Iterator[None]:
-    for each in (socket._plugins, socket._shipped):
-        each.cache_clear()
-    yield
-    for each in (socket._plugins, socket._shipped):
-        each.cache_clear()
-
-
 @pytest.fixture
 def runs(tmp_path: Path) -> Path:
     table = write_table(tmp_path / "table")
@@ -47,18 +36,17 @@ def runs(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize("name", SOCKET.shipped)
 def test_a_shipped_view_follows_the_protocol(name: str) -> None:
-    found = socket._shipped(name)
+    found = SOCKET.part(name)
     assert isinstance(found, View)
     assert SOCKET.check(found) == ""
 
 
 def test_a_study_is_read_without_any_view(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = answer_lines(load_result("r", runs_dir=runs))
-    for module, _ in SHIPPED.values():
-        monkeypatch.setitem(sys.modules, module, None)
-    socket._shipped.cache_clear()
+    for part in SOCKET.shipped.values():
+        monkeypatch.setitem(sys.modules, part.partition(":")[0], None)
     assert views() == []
     assert answer_lines(load_result("r", runs_dir=runs)) == whole
 
@@ -69,7 +57,6 @@ def test_a_plan_without_the_planner_is_one_sentence(
     options = {"cluster": "a100-8", "runs_dir": tmp_path, "name": "p"}
     plan("opt-350m", report=False, progress=False, **options)
     monkeypatch.setitem(sys.modules, "tuner.planner.view", None)
-    socket._shipped.cache_clear()
     with pytest.raises(InputError, match="a plan needs a part of joulefront that is not installed"):
         load_result("p", runs_dir=tmp_path)
     capsys.readouterr()

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.support.entry_points import install_plugin
-from tuner.models import prior as socket
 from tuner.models.job_prior import AnalyticPrior
 from tuner.models.prior import (
+    SOCKET,
     CorrectablePrior,
     MemoryPrior,
     Prior,
     peak_memory_bytes,
-    plugin_notices,
     prior_of,
 )
 from tuner.problem.from_job import problem_of_job
@@ -42,29 +40,19 @@ def prior_of(job, cluster):
 """
 
 
-@pytest.fixture(autouse=True)
-def _asked_again() -> Iterator[None]:
-    for each in (socket._plugins, socket._shipped):
-        each.cache_clear()
-    yield
-    for each in (socket._plugins, socket._shipped):
-        each.cache_clear()
-
-
 def test_the_analytic_model_follows_every_protocol_of_a_prior() -> None:
     prior = prior_of(JOB, CLUSTER)
     assert isinstance(prior, AnalyticPrior)
     assert isinstance(prior, Prior)
     assert isinstance(prior, MemoryPrior)
     assert isinstance(prior, CorrectablePrior)
-    assert not plugin_notices()
+    assert not SOCKET.left_out
 
 
 def test_without_the_analytic_models_a_study_has_no_prior(monkeypatch: pytest.MonkeyPatch) -> None:
     request = JobRequest(job=JOB, cluster="a100-8", space="default")
     whole = problem_of_job(request)
     monkeypatch.setitem(sys.modules, "tuner.models.job_prior", None)
-    socket._shipped.cache_clear()
     alone = problem_of_job(request)
     assert alone.prior is None
     # Nothing is left out for its memory, and no sentence says what models predict.

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import sys
+from functools import cache
 from pathlib import Path
 
 import pytest
+
+from tuner.search_spaces import plugins
 
 
 def install_plugin(
@@ -27,3 +30,5 @@ def install_plugin(
     (info / "entry_points.txt").write_text(f"[{group}]\n{name} = {module}{colon}{attribute}\n")
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.delitem(sys.modules, module, raising=False)
+    # What was found before is found again after the test.
+    monkeypatch.setattr(plugins, "installed", cache(plugins.installed.__wrapped__))

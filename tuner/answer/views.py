@@ -1,20 +1,17 @@
 """Socket of views: additions of an extra to the answer of a run, as lines and as files.
 
 A view is an object of a class derived from `View`, which overrides what it adds. Those of this
-package stand in `SHIPPED`, which is read without importing them; another distribution brings one by
-an entry point of the group `joulefront.views`.
+package stand in the table of the socket; another distribution brings one by an entry point of the
+group `joulefront.views`.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from tuner.search_spaces.errors import InputError
-from tuner.search_spaces.extras import install_command
-from tuner.search_spaces.plugins import Plugins, Socket, plugins_of, shipped_module
+from tuner.search_spaces.plugins import Socket, not_installed
 from tuner.workload.records.probe import ProbeRecord
 
 if TYPE_CHECKING:
@@ -46,24 +43,12 @@ class View:
 
 
 SOCKET = Socket(
-    "joulefront.views", "view", 1, ("opening_lines", "answer_lines", "summary_lines", "write")
+    "joulefront.views",
+    "view",
+    1,
+    ("opening_lines", "answer_lines", "summary_lines", "write"),
+    {"plan": "tuner.planner.view:VIEW", "files": "tuner.deploy.answer_files:VIEW"},
 )
-#: Views of this package by name: module, and name of the view in it.
-SHIPPED = {
-    "plan": ("tuner.planner.view", "VIEW"),
-    "files": ("tuner.deploy.answer_files", "VIEW"),
-}
-
-
-@cache
-def _plugins() -> Plugins:
-    return plugins_of(SOCKET, SHIPPED)
-
-
-@cache
-def _shipped(name: str) -> View | None:
-    module, attribute = SHIPPED[name]
-    return getattr(shipped_module(module), attribute, None)
 
 
 class _PluginView(View):
@@ -103,8 +88,8 @@ class _PluginView(View):
 
 def views() -> Sequence[View]:
     """Return the views of this installation."""
-    shipped = (view for name in SHIPPED if (view := _shipped(name)) is not None)
-    return [*shipped, *(_PluginView(name, view) for name, view in _plugins().found.items())]
+    plugins = [_PluginView(name, view) for name, view in SOCKET.plugins.items()]
+    return [*SOCKET.parts, *plugins]
 
 
 def view_named(name: str) -> Any:
@@ -113,14 +98,6 @@ def view_named(name: str) -> Any:
     Raises:
         InputError: this installation leaves its extra out.
     """
-    if (found := _shipped(name)) is None:
-        raise InputError(
-            f"a {name} needs a part of joulefront that is not installed here; install all parts: "
-            f"{install_command('all')}"
-        )
+    if (found := SOCKET.part(name)) is None:
+        raise not_installed(f"a {name}")
     return found
-
-
-def plugin_notices() -> Sequence[str]:
-    """Return a sentence on each installed view that is left out."""
-    return _plugins().left_out

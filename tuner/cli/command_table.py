@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuner.cli.parser import Commands
-from tuner.search_spaces.errors import InputError
-from tuner.search_spaces.extras import install_command
 from tuner.search_spaces.plugins import Plugins, Socket, plugins_of, shipped_module
 
 SOCKET = Socket("joulefront.commands", "command", 1, ("add",))
@@ -73,11 +71,3 @@ def add_commands(commands: Commands, shipped: Sequence[Provider] = SHIPPED) -> P
         else:
             added[name] = plugin
     return Plugins(added, left_out)
-
-
-def left_out_error(command: str, extra: str) -> InputError:
-    """Return the error of a command whose extra is not in this installation."""
-    return InputError(
-        f"tuner {command} needs a part of joulefront that is not installed here ({extra}); install "
-        f"all parts: {install_command('all')}"
-    )

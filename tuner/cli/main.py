@@ -16,12 +16,12 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from tuner.cli.command_table import add_commands, left_out_error
+from tuner.cli.command_table import add_commands
 from tuner.cli.interrupts import SIGNALS, Interrupts
 from tuner.cli.options import BAD_INPUT, FAILED, INTERRUPTED, OK
 from tuner.cli.parser import GROUPS, Commands, Parser, print_latest, take_latest
 from tuner.search_spaces.errors import InputError, NothingToTry
-from tuner.search_spaces.plugins import is_left_out
+from tuner.search_spaces.plugins import is_left_out, not_installed
 from tuner.terminal import OUTPUT, visible_streams
 from tuner.workload.scripts.rights import refuse_sudo
 
@@ -104,7 +104,8 @@ def _main(argv: Sequence[str] | None) -> int:
     for notice in parser.notices:
         print(f"tuner: {notice}", file=sys.stderr)
     if words and words[0] in parser.left_out:
-        print(f"tuner: {left_out_error(words[0], parser.left_out[words[0]])}", file=sys.stderr)
+        error = not_installed(f"tuner {words[0]}", parser.left_out[words[0]])
+        print(f"tuner: {error}", file=sys.stderr)
         return BAD_INPUT
     ignored = [n for n in SIGNALS if signal.getsignal(n) == signal.SIG_IGN]
     args = parser.parse_args(
@@ -143,7 +144,8 @@ def _run(args: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         if not is_left_out(error):
             raise
-        print(f"tuner: {left_out_error(args.command, str(error.name))}", file=sys.stderr)
+        part = not_installed(f"tuner {args.command}", str(error.name))
+        print(f"tuner: {part}", file=sys.stderr)
         return BAD_INPUT
     except KeyboardInterrupt as error:
         run, message = getattr(error, "run", None), "interrupted"

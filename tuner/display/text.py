@@ -14,7 +14,8 @@ from tuner.answer.another_choice import choose
 from tuner.answer.answer import Answer
 from tuner.answer.judge import WORTH
 from tuner.answer.parts import AnotherChoice, Evidence, Explanation, Point
-from tuner.answer.views import plugin_notices, views
+from tuner.answer.views import SOCKET as VIEWS
+from tuner.answer.views import views
 from tuner.display.advice import (
     advice_lines,
     continuation,
@@ -309,7 +310,7 @@ def answer_lines(result: Answer) -> list[str]:
     lines += [view.notices] if view.notices else []
     if not view.failed_in_passing:
         lines += _failures(result)
-    lines += [f"{notice[:1].upper()}{notice[1:]}." for notice in plugin_notices()]
+    lines += [f"{notice[:1].upper()}{notice[1:]}." for notice in VIEWS.left_out]
     return [*lines, *_stopped(result), *_next(result)]
 
 

@@ -11,11 +11,8 @@ from typing import Any
 import numpy as np
 
 from tuner.models.memory_margin import CANDIDATE_FACTOR
-from tuner.models.prior import (
-    peak_memory_bytes,
-    plugin_notices,
-    prior_of,
-)
+from tuner.models.prior import SOCKET as PRIORS
+from tuner.models.prior import peak_memory_bytes, prior_of
 from tuner.problem.baseline import Baseline, default_name, lighter_defaults, read_baseline
 from tuner.problem.job_request import Given, JobRequest
 from tuner.problem.knob_report import knobs_in_play
@@ -162,7 +159,7 @@ def problem_of_job(request: JobRequest, *, plan: bool = False) -> Problem:
     allowed = _allowed(found, most, question.space_name, configuration)
     if not found.inspected:
         found.notes.extend(knobs_in_play(allowed, question.whole, job, cluster))
-    found.notes.extend(plugin_notices())
+    found.notes.extend(PRIORS.left_out)
     candidates = found.candidates
     sized = "global_batch" in launchable(job, cluster).narrowed(question.whole).choices
     if sized and configuration.get("global_batch") is None:

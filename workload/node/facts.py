@@ -31,7 +31,7 @@ from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.meters import MeterError
 from tuner.workload.node.meters.time_meter import REMEDY, NoEnergy, permits_time_alone
 from tuner.workload.node.meters.user_meter import METER, opener_of
-from tuner.workload.node.platforms import platform_of, platforms, plugin_notices
+from tuner.workload.node.platforms import SOCKET, platform_of, platforms
 from tuner.workload.node.platforms.base import DeviceFacts, GpuFacts, Platform
 from tuner.workload.node.readiness import NEEDED, PROGRAMS, USED, MissingItem, missing_parts
 from tuner.workload.program.ops import installed_torch, installed_version
@@ -251,7 +251,7 @@ def _why_not_torch(platform: Platform) -> str:
 
 def _notes(inspected: Iterable[DeviceFacts], cores: float, gpus: int) -> tuple[str, ...]:
     notes = [note for facts in inspected for note in facts.notes]
-    notes += [*plugin_notices(), *clock_backends.plugin_notices()]
+    notes += [*SOCKET.left_out, *clock_backends.SOCKET.left_out]
     notes.append(why_not_program())
     if not why_few_cores(cores, gpus):  # too few are among the missing parts
         notes.append(why_few_cores(cores, gpus, ENOUGH_CORES))

@@ -20,7 +20,7 @@ from tuner.workload.node.facts import inspect_node
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.meters.base import Meter, MeterError
 from tuner.workload.node.meters.user_meter import TAKEN
-from tuner.workload.node.platforms import platform_of, platforms, plugin_notices
+from tuner.workload.node.platforms import SOCKET, platform_of, platforms
 from tuner.workload.node.platforms.base import Host
 from tuner.workload.program.ops import TorchBuild
 
@@ -283,4 +283,4 @@ def test_it_is_found_as_an_installed_distribution(made: Make) -> None:
     made()
     assert platforms()["rocm"] is Amd
     assert list(platforms()) == ["cuda", "rocm", "cpu"]  # a machine's cores come last
-    assert plugin_notices() == []
+    assert SOCKET.left_out == []

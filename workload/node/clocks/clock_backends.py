@@ -25,19 +25,27 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tuner.search_spaces.errors import InvalidValue
-from tuner.search_spaces.plugins import Plugins, Socket, plugins_of
+from tuner.search_spaces.plugins import Socket
 from tuner.workload.node.clocks import guard, locks
 from tuner.workload.node.clocks.guard_client import END_S, GpuHeld
 from tuner.workload.node.meters.gpus import Gpu, on_twin, query
 
-#: Other distributions' ways to set clocks, and the names of those that are shipped.
-SOCKET = Socket("joulefront.clocks", "way to set clocks", 1, ("backend",))
-SHIPPED = ("nvml", "zeusd", "guard", "cores")
+#: Ways to set clocks: what is shipped, and what other distributions bring.
+SOCKET = Socket(
+    "joulefront.clocks",
+    "way to set clocks",
+    1,
+    ("backend",),
+    {
+        **dict.fromkeys(("nvml", "zeusd", "guard"), "tuner.workload.node.clocks.clock_backends"),
+        "cores": "tuner.workload.node.clocks.cpu",
+    },
+)
 #: Number of the capability that NVIDIA's driver asks for (linux/capability.h).
 CAP_SYS_ADMIN = 21
 #: Environment variable with the lock that an administrator has set, MIN,MAX in MHz.
@@ -332,7 +340,7 @@ def available_backends(nvml: Any, gpu: Gpu, environ: Mapping[str, str]) -> Itera
     root = RootGuardNvml(nvml, environ.get(GUARD_SOCKET, ""), earlier_lock(environ))
     if root.installed:
         yield ClockBackend("guard", root, "", "joulefront's guard", root.why_not)
-    for name, plugin in _plugins().found.items():
+    for name, plugin in SOCKET.plugins.items():
         try:
             way = plugin.backend(nvml, gpu, environ)
         except Exception as error:  # of another distribution: whatever it raises
@@ -347,16 +355,6 @@ def _why_not(way: ClockBackend) -> str:
         return way.why_not()
     except Exception as error:  # of another distribution
         return f"it fails ({type(error).__name__}: {str(error)[:200]})"
-
-
-@cache
-def _plugins() -> Plugins:
-    return plugins_of(SOCKET, SHIPPED)
-
-
-def plugin_notices() -> Sequence[str]:
-    """Return a sentence for each way of another distribution that cannot be used."""
-    return _plugins().left_out
 
 
 def needs_root(gpu: Gpu) -> str:

@@ -8,58 +8,37 @@ processor's cores are shipped; another distribution brings its own by an entry p
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Sequence
-from functools import cache
-
 from tuner.search_spaces.cluster import PLATFORM_GROUP, Cluster
 from tuner.search_spaces.errors import InputError
-from tuner.search_spaces.plugins import Plugins, Socket, plugins_of
+from tuner.search_spaces.plugins import Socket
 from tuner.workload.node.platforms.base import Platform
 
+#: What is shipped, by `Device.type`, in the order in which a machine is searched for devices: those
+#: of other distributions come before its cores.
 SOCKET = Socket(
     PLATFORM_GROUP,
     "platform",
     1,
     ("meters", "open_meter", "open_governor", "clocks", "busy", "facts", "cluster"),
+    {
+        "cuda": "tuner.workload.node.platforms.nvidia:Nvidia",
+        "cpu": "tuner.workload.node.platforms.cores:Cores",
+    },
 )
-#: The platforms of this package by `Device.type`, in the order in which a machine is searched for
-#: devices: those of other distributions come before its cores.
-SHIPPED = {
-    "cuda": "tuner.workload.node.platforms.nvidia:Nvidia",
-    "cpu": "tuner.workload.node.platforms.cores:Cores",
-}
-
-
-@cache
-def _plugins() -> Plugins:
-    return plugins_of(SOCKET, tuple(SHIPPED))
-
-
-def plugin_notices() -> Sequence[str]:
-    """Return a sentence for each platform of another distribution that cannot be used."""
-    return _plugins().left_out
-
-
-def _shipped(name: str) -> type[Platform]:
-    module, _, cls = SHIPPED[name].partition(":")
-    found: type[Platform] = getattr(importlib.import_module(module), cls)
-    return found
 
 
 def platforms() -> dict[str, type[Platform]]:
     """Return the platforms by `Device.type`, in the order in which a machine is searched."""
-    first = {name: _shipped(name) for name in SHIPPED if name != "cpu"}
-    return {**first, **_plugins().found, "cpu": _shipped("cpu")}
+    first = {name: SOCKET.part(name) for name in SOCKET.shipped if name != "cpu"}
+    return {**first, **SOCKET.plugins, "cpu": SOCKET.part("cpu")}
 
 
 def platform_of(cluster: Cluster) -> Platform:
     """Return the platform of a cluster's devices; InputError if none is installed."""
     kind = cluster.device.type
-    if kind in SHIPPED:
-        return _shipped(kind)()
-    if (found := _plugins().found.get(kind)) is None:
-        reasons = "".join(f"; {sentence}" for sentence in plugin_notices())
+    shipped = kind in SOCKET.shipped
+    if (found := SOCKET.part(kind) if shipped else SOCKET.plugins.get(kind)) is None:
+        reasons = "".join(f"; {sentence}" for sentence in SOCKET.left_out)
         raise InputError(
             f"devices of type {kind!r} need a platform that is not installed (for 'rocm': pip "
             f"install joulefront-amd){reasons}"

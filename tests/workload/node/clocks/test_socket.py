@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any, ClassVar
@@ -36,13 +36,6 @@ def backend(nvml, gpu, environ):
         return None
     return ClockBackend("site", Daemon(nvml), "", "the site's daemon", lambda: "")
 """
-
-
-@pytest.fixture(autouse=True)
-def _asked_again() -> Iterator[None]:
-    clock_backends._plugins.cache_clear()
-    yield
-    clock_backends._plugins.cache_clear()
 
 
 class TestCores(GovernorContract):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -12,10 +12,9 @@ from tests.twin import TwinGpu, TwinNode
 from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.errors import InputError, InvalidValue
 from tuner.testing.platforms import PlatformContract
-from tuner.workload.node import platforms as socket
 from tuner.workload.node.facts import inspect_node
 from tuner.workload.node.machine import detect_cluster
-from tuner.workload.node.platforms import platform_of, platforms, plugin_notices
+from tuner.workload.node.platforms import SOCKET, platform_of, platforms
 from tuner.workload.node.platforms.cores import Cores
 from tuner.workload.node.platforms.nvidia import Nvidia
 
@@ -35,13 +34,6 @@ class Mine(Cores):
 import sys
 sys.modules[__name__] = Mine
 """
-
-
-@pytest.fixture(autouse=True)
-def _asked_again() -> Iterator[None]:
-    socket._plugins.cache_clear()
-    yield
-    socket._plugins.cache_clear()
 
 
 class TestCores(PlatformContract):
@@ -78,7 +70,7 @@ def test_a_platform_of_another_distribution_is_found_before_the_cores(
     cluster = detect_cluster()
     assert cluster.device.name == "X1"
     assert isinstance(platform_of(cluster), platforms()["xpu"])
-    assert plugin_notices() == []
+    assert SOCKET.left_out == []
 
 
 @pytest.mark.parametrize(

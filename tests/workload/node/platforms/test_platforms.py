@@ -19,7 +19,7 @@ from tuner.workload.node.measure.window import ProbeFailed
 from tuner.workload.node.meters import Meter
 from tuner.workload.node.meters.estimated_meter import EstimatedMeter
 from tuner.workload.node.meters.user_meter import TAKEN
-from tuner.workload.node.platforms import SHIPPED, platform_of, platforms
+from tuner.workload.node.platforms import SOCKET, platform_of, platforms
 from tuner.workload.node.platforms.base import ClockFacts, DeviceFacts, GpuFacts, Host, Platform
 from tuner.workload.program.built_in_job import OFFLOAD_RULE, launchable
 from tuner.workload.records.probe import Failure, MeterInfo
@@ -61,7 +61,7 @@ class Other(Platform):
 
 @pytest.fixture
 def other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(SHIPPED, "cuda", f"{__name__}:Other")
+    monkeypatch.setitem(SOCKET.shipped, "cuda", f"{__name__}:Other")
 
 
 @pytest.mark.usefixtures("other")
