@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tuner.pareto import (
+    front_regret,
     hypervolume,
     improvement,
     joint_improvement,
@@ -105,3 +106,21 @@ def test_the_knee_bends_most() -> None:
     assert knee([(3.0, 5.0)]) == 0
     assert knee([(3.0, 5.0), (4.0, 1.0)]) == 1  # no bend: the least product
     assert knee([(9.0, 9.0), (3.0, 5.0)]) == 1  # a dominated point is passed over
+
+
+def test_front_regret_is_what_a_person_loses_at_the_worst_point_of_the_front() -> None:
+    points = np.log([(1.0, 4.0), (2.0, 2.0), (4.0, 1.0), (5.0, 5.0)])
+    assert front_regret(points[:3], points) == 0
+    assert front_regret(points, points[:3]) == 0
+    # (2, 2) is matched by a point 3 % slower and 1 % more frugal, and by one 4 % worse in energy.
+    near = np.log([(1.0, 4.0), (1.98, 2.06), (2.08, 1.9), (4.0, 1.0)])
+    assert front_regret(near, points) == pytest.approx(0.03)
+    assert front_regret(points[[0, 2]], points) == pytest.approx(1.0)  # twice the energy, or time
+    assert front_regret(np.empty((0, 2)), points) == np.inf
+    # A found point beyond the front, which noise makes of it, is no negative loss.
+    assert front_regret(points - 0.1, points) == 0
+    rng = np.random.default_rng(3)
+    for _ in range(20):
+        every, some = on_grid(rng, 12), on_grid(rng, 4)
+        worse = [min(max(*(f - p)) for f in some) for p in every]
+        assert front_regret(some, every) == pytest.approx(np.expm1(max(0.0, *worse)))

@@ -61,6 +61,18 @@ def hypervolume(points: np.ndarray, reference: np.ndarray) -> float:
     return float(np.sum((right - e) * (reference[1] - t)))
 
 
+def front_regret(found: np.ndarray, points: np.ndarray) -> float:
+    """Return what the found points lose of a front, a share; infinite if nothing is found.
+
+    For each of `points` (n, 2), in logarithms, the least factor by which one of `found` (m, 2) is
+    worse in energy and time; of these the largest, less one: the multiplicative epsilon indicator
+    (Zitzler et al. 2003, "Performance assessment of multiobjective optimizers", IEEE Transactions
+    on Evolutionary Computation 7(2)). Points off the front change nothing.
+    """
+    worse = (found[None, :, :] - points[:, None, :]).max(axis=2).min(axis=1, initial=np.inf)
+    return float(np.expm1(max(float(worse.max()), 0.0)))
+
+
 def improvement(
     front: np.ndarray, energy: np.ndarray, time: np.ndarray, reference: np.ndarray
 ) -> np.ndarray:

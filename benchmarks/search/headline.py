@@ -21,8 +21,8 @@ from benchmarks.search.samplers import SWEEPING, WITH_MODELS
 from benchmarks.search.statistics import geometric_mean, never_found, quantile
 from benchmarks.search.truth import truth_of
 
-#: A peer whose own stop misses more than this in the worst tenth of its runs is no rival.
-MOST_MISSING = 0.02
+#: A peer whose own stop loses more than this in the worst tenth of its runs is no rival.
+MOST_REGRET = 0.01
 RANDOM_SWEEP = "random-sweep"
 #: Packages whose lines are those of the search.
 PACKAGES = ("tuner/search", "tuner/models/surrogate")
@@ -71,6 +71,20 @@ class Kind:
         """Return what each group costs until the sampler's own stop, over the oracle's joules."""
         return self._each(self.stops, name)
 
+    def regrets(self, name: str) -> list[float]:
+        """Return the front regret of each search by a sampler: at its own stop or, without one, at
+        the joules of our stop on the same problem."""
+        if name in self.ending:
+            return [
+                one.front_regret for key, of in self.stops.items() if key[1] == name for one in of
+            ]
+        found = []
+        for (problem, who), runs in self.runs.items():
+            if who == name:
+                pairs = zip(runs, self.stops[problem, OURS], strict=True)
+                found += [_regret_at(run, stop.kJ) for run, stop in pairs]
+        return found
+
     def missing(self, name: str) -> float:
         """Return the share of the front that the worst tenth of a sampler's own stops misses."""
         stops = [one for (_, who), several in self.stops.items() if who == name for one in several]
@@ -104,18 +118,44 @@ def mean_and_error(ratios: Mapping[str, float]) -> tuple[float, str]:
     return mean, f"{mean:.2f} (log +-{statistics.stdev(logs) / math.sqrt(len(logs)):.2f})"
 
 
-def kind_figures(kind: Kind) -> list[Figure]:
-    """Print a kind's lines, and return its figures."""
-    print(f"\n{kind.name}: {len(kind.groups(OURS))} groups; joules over the oracle's")
-    print(f"  {'sampler':18} {'to the truth':>18} {'at its own stop':>18} {'missing (p90)':>14}")
+def _regret_at(run: Run, kJ: float) -> float:
+    """Return the front regret of a run after the probes that fit in so many kilojoules."""
+    paid = [regret for at, _, regret in run.curve if at <= kJ]
+    return paid[-1] if paid else run.curve[0][2]
+
+
+def regret_figures(kind: Kind, end: str) -> list[Figure]:
+    """Return mean, 90th percentile and worst front regret of our searches, in per cent."""
+    found = kind.regrets(OURS)
+    values = {"mean": statistics.fmean(found), "p90": quantile(found, 0.9), "worst": max(found)}
+    return [Figure(f"front_regret_{of}_{end}", 100 * each, "%") for of, each in values.items()]
+
+
+def print_samplers(kind: Kind, title: str) -> None:
+    """Print a line for each sampler: joules over the oracle's, and what it loses of the front."""
+    print(f"\n{title}: {len(kind.groups(OURS))} groups; joules over the oracle's")
+    print(
+        f"  {'sampler':18} {'to the truth':>18} {'at its own stop':>18} "
+        f"{'front regret: mean, p90, worst':>31} {'missing (p90)':>14}"
+    )
     for name in dict.fromkeys(name for _, name in [*kind.runs, *kind.stops]):
-        truth = mean_and_error(kind.to_truth(name))[1] if kind.runs else "-"
+        searched = any(who == name for _, who in kind.runs)
+        truth = mean_and_error(kind.to_truth(name))[1] if searched else "-"
         stop = mean_and_error(kind.to_stop(name))[1] if name in kind.ending else "-"
         missing = f"{100 * kind.missing(name):.1f} %" if name in kind.ending else "-"
-        print(f"  {name:18} {truth:>18} {stop:>18} {missing:>14}")
+        found = kind.regrets(name)
+        regrets = statistics.fmean(found), quantile(found, 0.9), max(found)
+        lost = ", ".join(f"{100 * each:.2f}" for each in regrets) + " %"
+        print(f"  {name:18} {truth:>18} {stop:>18} {lost:>31} {missing:>14}")
+
+
+def kind_figures(kind: Kind) -> list[Figure]:
+    """Print a kind's lines, and return its figures."""
+    print_samplers(kind, kind.name)
     stop, _ = mean_and_error(kind.to_stop(OURS))
     figures = [
         Figure(f"own_stop_over_oracle_{kind.name}", stop, "ratio"),
+        *regret_figures(kind, kind.name),
         Figure(f"missing_p90_{kind.name}", 100 * kind.missing(OURS), "%"),
         *_effort(kind),
     ]
@@ -125,7 +165,7 @@ def kind_figures(kind: Kind) -> list[Figure]:
     rivals = {
         name: mean_and_error(kind.to_stop(name))[0]
         for name in kind.ending
-        if name not in (OURS, WITH_MODELS) and kind.missing(name) <= MOST_MISSING
+        if name not in (OURS, WITH_MODELS) and quantile(kind.regrets(name), 0.9) <= MOST_REGRET
     }
     if rivals:
         best = min(rivals, key=rivals.__getitem__)
@@ -153,11 +193,11 @@ def split_figures(kind: Kind) -> list[Figure]:
             continue
         over = {name: mean_and_error(part.to_truth(name))[0] for name in part.searching}
         stop, missing = mean_and_error(part.to_stop(OURS))[0], 100 * part.missing(OURS)
-        print(f"\n{split} groups ({len(groups)}), {kind.name}: {OURS} needs {over[OURS]:.2f} x the")
-        print(f"  oracle's joules; at its own stop {stop:.2f}, missing {missing:.1f} % (p90)")
+        print_samplers(part, f"{split} groups, {kind.name}")
         figures += [
             Figure(f"jackknife_over_oracle_{split}", over[OURS], "ratio"),
             Figure(f"own_stop_over_oracle_{split}", stop, "ratio"),
+            *regret_figures(part, split),
             Figure(f"missing_p90_{split}", missing, "%"),
         ]
         peers = {name: value for name, value in over.items() if name in SWEEPING}
@@ -198,6 +238,9 @@ def over_all(figures: Sequence[Figure]) -> list[Figure]:
         ("worst_group_over_random_sweep", max, "ratio"),
         ("own_stop_over_best_peer", max, "ratio"),
         ("own_stop_over_oracle", max, "ratio"),
+        ("front_regret_mean", max, "%"),
+        ("front_regret_p90", max, "%"),
+        ("front_regret_worst", max, "%"),
         ("missing_p90", max, "%"),
         ("relaunches", max, "count"),
         ("driver_cpu_s_per_probe", max, "s"),

@@ -4,7 +4,8 @@
 which a rule of the search is wrong: work in bursts, so that limits far above the mean power bind;
 no limit that binds, so that the front is one lucky row; a lowest limit far below the knee, by
 another amount in each launch. `several-knobs`: simulated clusters
-(`benchmarks.search.simulated_tables`).
+(`benchmarks.search.simulated_tables`). `held-out`: batch size by power limit, and clock by limit of
+a single launch, by seeds with which no constant of the search was chosen.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import csv
 import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -121,6 +123,26 @@ def clock_limit_tables(folder: Path) -> list[Path]:
     ]
 
 
+def held_out_tables(folder: Path) -> list[Path]:
+    """Write three tables of batch by limit at the highest clock, and three of one launch."""
+    made = []
+    for seed in (30, 31, 32):
+        at_highest = partial(_at_highest, clock_by_limit(seed))
+        made.append(write(folder / f"batch-limit-{seed}", at_highest, BATCHES, LIMITS_W))
+    for seed in (33, 34, 35):
+        batches = (BATCHES[seed % len(BATCHES)],)
+        answer = clock_by_limit(seed)
+        made.append(write(folder / f"one-launch-{seed}", answer, batches, LIMITS_W, CLOCKS_MHZ))
+    return made
+
+
+def _at_highest(
+    answer: Answer, batch: float, limit_W: float, clock_MHz: float
+) -> tuple[float, float]:
+    del clock_MHz
+    return answer(batch, limit_W, CLOCKS_MHZ[-1])
+
+
 def adversarial_tables(folder: Path) -> list[Path]:
     """Write the tables on which rules are wrong."""
     doubled = [2**octave for octave in range(3, 15)]
@@ -146,6 +168,7 @@ def several_knob_tables(folder: Path, launches: Iterable[int] = (40, 200)) -> li
 KINDS: dict[str, tuple[Callable[[Path], list[Path]], bool]] = {
     "clock-limit": (clock_limit_tables, False),
     "adversarial": (adversarial_tables, False),
+    "held-out": (held_out_tables, False),
     "several-knobs": (several_knob_tables, True),
 }
 

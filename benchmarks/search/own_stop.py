@@ -47,7 +47,8 @@ class OwnStop:
         kJ, launches, measurements: of the search.
         relaunches: launches of settings that were launched before.
         cpu_s: the processor's seconds of the driver.
-        missing: share of the true front's hypervolume that is missing at the end.
+        front_regret: what the search loses of the true front at its end (`tuner.pareto`).
+        missing: share of the true front's hypervolume that is missing then.
         reason: kind of the `StopReason`.
     """
 
@@ -59,6 +60,7 @@ class OwnStop:
     measurements: int
     relaunches: int
     cpu_s: float = field(compare=False)
+    front_regret: float
     missing: float
     reason: str
 
@@ -108,6 +110,7 @@ def search_to_own_stop(problem: Problem, seed: int, sampler_name: str = OURS) ->
         measurements=len(measured),
         relaunches=len(records) - len({record.request.launch for record in records}),
         cpu_s=cpu_s,
+        front_regret=truth_of(problem).front_regret(measured),
         missing=truth_of(problem).missing(measured),
         reason=stop.kind,
     )

@@ -31,7 +31,7 @@ class Run:
     Attributes:
         kJ, launches, measurements: until the front was found, or the whole table's.
         found: whether it was.
-        curve: (kJ, share of the hypervolume missing) after each probe.
+        curve: (kJ, share of the hypervolume missing, front regret) after each probe.
         plan_s: the driver's median seconds a plan.
     """
 
@@ -42,7 +42,7 @@ class Run:
     launches: int
     measurements: int
     found: bool
-    curve: tuple[tuple[float, float], ...]
+    curve: tuple[tuple[float, float, float], ...]
     plan_s: float
 
 
@@ -70,7 +70,7 @@ class ProblemSearch:
         self._cost = cost
         self.records: list[ProbeRecord] = []
         self.measured: list[Configuration] = []
-        self.curve: list[tuple[float, float]] = []
+        self.curve: list[tuple[float, float, float]] = []
         self.plan_s: list[float] = []
         self.kJ, self.submitted = 0.0, 0
         #: (kJ, launches, measurements) when the front was found.
@@ -85,7 +85,8 @@ class ProblemSearch:
             self.kJ += record.energy_J / 1000
             self.measured += record.request.configurations()
             self._note_end(self.measured, self.kJ)
-            self.curve.append((self.kJ, self.truth.missing(self.measured)))
+            missing = self.truth.missing(self.measured)
+            self.curve.append((self.kJ, missing, self.truth.front_regret(self.measured)))
 
     @property
     def _state(self) -> PlanningState:

@@ -10,7 +10,7 @@ from functools import lru_cache
 import numpy as np
 
 from benchmarks.search.problems import Problem, load_problem
-from tuner.pareto import hypervolume, nondominated, reference_point
+from tuner.pareto import front_regret, hypervolume, nondominated, reference_point
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.workload.records.table import TableCost, TablePoint
 
@@ -49,6 +49,11 @@ class Truth:
         if not points:
             return 1.0
         return max(1 - hypervolume(np.array(points), self.reference) / self.whole, 0.0)
+
+    def front_regret(self, measured: Iterable[Configuration]) -> float:
+        """Return the least share by which every point of the front is matched (`tuner.pareto`)."""
+        found = [self.logs[configuration] for configuration in measured]
+        return front_regret(np.array(found).reshape(-1, 2), self.front)
 
     @property
     def front(self) -> np.ndarray:

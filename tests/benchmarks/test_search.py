@@ -67,9 +67,10 @@ def test_the_oracle_launches_the_fronts_launches_and_visits_its_settings(folder:
 def test_a_run_ends_at_the_front_and_pays_for_what_it_probed(folder: Path, name: str) -> None:
     made = run(Problem(folder, GROUP), name, seed=1)
     assert made.found
-    assert made.curve[-1] == (pytest.approx(made.kJ), pytest.approx(made.curve[-1][1]))
+    assert made.curve[-1] == (pytest.approx(made.kJ), *made.curve[-1][1:])
     assert made.curve[-1][1] <= WITHIN < made.curve[-2][1]
-    assert [kJ for kJ, _ in made.curve] == sorted(kJ for kJ, _ in made.curve)
+    assert [kJ for kJ, _, _ in made.curve] == sorted(kJ for kJ, _, _ in made.curve)
+    assert made.curve[-1][2] <= made.curve[0][2]
     assert len(made.curve) == made.launches
     if not name.startswith(OURS):  # a launch a point
         assert made.launches == made.measurements
@@ -106,8 +107,8 @@ def test_the_command_prints_a_line_a_sampler_and_ends_with_the_ratios(
     options += ["--jackknife", "1"]
     main([str(two), *options, "--json", str(figures)])
     out = capsys.readouterr().out.splitlines()
-    for name in (OURS, "random", "tpe"):  # jackknifed and as recorded
-        assert sum(line.split()[:1] == [name] for line in out) == 2
+    for name in (OURS, "random", "tpe"):  # the held-out groups, all jackknifed ones, as recorded
+        assert sum(line.split()[:1] == [name] for line in out) == 3
     assert out[-1].split()[1] == "search_lines"
     told = {f["name"] for f in json.loads(figures.read_text())}
     assert told >= {
@@ -116,6 +117,8 @@ def test_the_command_prints_a_line_a_sampler_and_ends_with_the_ratios(
         "groups_never_found",
         "jackknife_over_oracle_held_out",
         "missing_p90_held_out",
+        "front_regret_mean_held_out",
+        "front_regret_worst_jackknifed",
     }
     assert not any(name.endswith("_tuned") for name in told)
 

@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.search.__main__ import main, options_of
 from benchmarks.search.headline import Kind, kind_figures, over_all, search_lines
-from benchmarks.search.made_up import adversarial_tables, clock_limit_tables
+from benchmarks.search.made_up import adversarial_tables, clock_limit_tables, held_out_tables
 from benchmarks.search.names import OURS
 from benchmarks.search.own_stop import ending, own_search, own_stops, search_to_own_stop
 from benchmarks.search.problems import Problem
@@ -80,22 +80,23 @@ def test_the_peer_at_its_own_stop_is_a_rival_if_it_finds_the_front(
     oracle_kJ = {one: truth_of(one).oracle_kJ for one in (problem, other)}
     costs = {OURS: (2.0, 8.0), "hill-climb": (1.0, 1.0), "random-sweep": (10.0, 10.0)}
     for (table, name), several in stops.items():
-        missed = 0.05 if name == "hill-climb" else 0.01
+        missed = 0.05 if name == "hill-climb" else 0.01 * (1 + (table == other))
         kJ = costs[name][table == other] * oracle_kJ[table]
         again = 2 * (table == other)
         stops[table, name] = [
-            replace(one, kJ=kJ, missing=missed, launches=4, relaunches=again, cpu_s=2.0)
+            replace(one, kJ=kJ, front_regret=missed / 4, launches=4, relaunches=again, cpu_s=2.0)
             for one in several
         ]
     figures = {one.name: one.value for one in kind_figures(Kind("made", {}, stops))}
     assert figures["own_stop_over_oracle_made"] == pytest.approx(4.0)
-    assert figures["missing_p90_made"] == pytest.approx(1.0)
+    assert figures["front_regret_mean_made"] == pytest.approx(0.375)
+    assert figures["front_regret_worst_made"] == pytest.approx(0.5)
     assert figures["own_stop_over_best_peer_made"] == pytest.approx(0.4)
     assert figures["relaunches_made"] == pytest.approx(1.0)
     assert figures["driver_cpu_s_per_probe_made"] == pytest.approx(0.5)
     # The error is over the two groups: half the distance of their logarithms.
     assert f"4.00 (log +-{math.log(2):.2f})" in capsys.readouterr().out
-    stops = {key: [replace(one, missing=0.0) for one in of] for key, of in stops.items()}
+    stops = {key: [replace(one, front_regret=0.0) for one in of] for key, of in stops.items()}
     (rivals,) = (
         one.value
         for one in kind_figures(Kind("made", {}, stops))
@@ -139,6 +140,9 @@ def test_made_up_tables_hold_what_they_are_made_for(tmp_path: Path) -> None:
         assert len(same) < 0.8 * len(
             points
         )  # a clock or a limit that does not bind changes nothing
+    for folder in held_out_tables(tmp_path):
+        # Neither the front nor the whole table is one row.
+        assert len(truth_of(Problem(folder, folder.name)).front) >= 3
     for folder in adversarial_tables(tmp_path):
         truth = truth_of(Problem(folder, folder.name))
         front = {c for c, logs in truth.logs.items() if logs in {tuple(x) for x in truth.front}}
@@ -169,6 +173,8 @@ def test_the_command_prints_the_figures_of_made_tables(
     told = {each["name"] for each in json.loads(figures.read_text())}
     assert told == {
         "own_stop_over_oracle_several_knobs",
+        *(f"front_regret_{of}" for of in ("mean", "p90", "worst")),
+        *(f"front_regret_{of}_several_knobs" for of in ("mean", "p90", "worst")),
         "missing_p90_several_knobs",
         "own_stop_over_best_peer_several_knobs",
         "several_knobs_over_oracle",
@@ -186,7 +192,7 @@ def test_the_command_prints_the_figures_of_made_tables(
         "driver_cpu_s_per_probe",
         "search_lines",
     }
-    assert options_of([]).made == ["clock-limit", "adversarial", "several-knobs"]
+    assert options_of([]).made == ["clock-limit", "adversarial", "held-out", "several-knobs"]
     for wrong in (["--made", "rooms"], ["--made", ""]):
         with pytest.raises(SystemExit) as ended:
             options_of(wrong)
