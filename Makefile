@@ -31,7 +31,7 @@ SHARED = -n 3 --dist worksteal
 
 .PHONY: run demo test check-and-alone everyday-shared everyday-alone everyday-installed check slow \
     slow-quiet slow-shared slow-alone alone-and-lowest clean-root machines \
-    other-cpu lowest middle all-knobs long release docs install hashes sbom clean
+    other-cpu lowest middle all-knobs extras long release docs install hashes sbom clean
 
 # What `make run` tunes (examples/laptop), the limits of its search, and what it predicts at the end:
 # cores without clocks have little to trade, and a node of GPUs has more.
@@ -153,10 +153,14 @@ machines: install
 all-knobs: install
 	$(PYTEST) -m all_knobs
 
+# Checkouts without extras: does what is left work and pass its tests?
+extras: install
+	$(BIN)/python -m benchmarks.extras
+
 # What takes minutes each, for example trainings on the twin GPU node that are tuned as they run, and
 # what comes close to a test of CI: other moments of a fault, other wheels, the benchmarks' commands,
 # releases in the middle, and the search on another CPU.
-long: other-cpu middle machines
+long: other-cpu middle machines extras
 	$(PYTEST) -m long
 
 docs: install

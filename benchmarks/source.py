@@ -61,14 +61,14 @@ class Module:
         yield from below(self.tree, self.name)
 
 
-def production() -> list[Module]:
-    """Every module of the import package."""
+def production(root: Path = ROOT) -> list[Module]:
+    """Every module of the import package of a checkout."""
     roots = {"tuner": "tuner"}
     roots |= {f"tuner.{name}": name for name in ("search_spaces", "workload", "models")}
     found = []
     for package, folder in roots.items():
-        for path in sorted((ROOT / folder).rglob("*.py")):
-            parts = path.relative_to(ROOT / folder).with_suffix("").parts
+        for path in sorted((root / folder).rglob("*.py")):
+            parts = path.relative_to(root / folder).with_suffix("").parts
             if package == "tuner" and parts[0] in roots.values():
                 continue
             kept = parts[:-1] if parts[-1] == "__init__" else parts
