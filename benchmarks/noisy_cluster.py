@@ -16,8 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tuner.problem.probe_cost import ProbeCost
-from tuner.problem.problem import Problem, space_section
+from tuner.problem.problem import ProbeCost, Problem, space_section
 from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.workload.node.measure.foreign_load import ForeignLoad

@@ -11,7 +11,7 @@ import tuner
 from tests.support.commands import finished
 from tests.support.studies import write_table
 from tuner.planner.request import PlanRequest
-from tuner.problem.limits import Limits
+from tuner.problem.constraints import Limits
 from tuner.problem.run_folder import RunFolder
 from tuner.study.request import StudyOptions, StudyRequest
 

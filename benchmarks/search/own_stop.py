@@ -25,7 +25,7 @@ from benchmarks.search.start import StartingAt, start_of
 from benchmarks.search.truth import truth_of
 from tuner.executors.local import SimulatedExecutor
 from tuner.problem import problem as studies
-from tuner.problem.probe_cost import ProbeCost
+from tuner.problem.problem import ProbeCost
 from tuner.problem.settings import SearchSettings
 from tuner.problem.study_spec import StudySpec
 from tuner.search_spaces.candidates import Candidates

@@ -15,7 +15,7 @@ from optuna.trial import Trial, TrialState, create_trial
 
 from benchmarks.search.ask_tell import level_order, peer
 from tuner.pareto import nondominated
-from tuner.problem.probe_cost import ProbeCost
+from tuner.problem.problem import ProbeCost
 from tuner.search.parameters import ParameterEncoding
 from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration, Settings

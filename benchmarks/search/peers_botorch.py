@@ -19,7 +19,7 @@ from benchmarks.search.ask_tell import level_order, peer
 from benchmarks.search.peers import Sweep
 from tuner.models.surrogate.features import FeatureMap
 from tuner.pareto import reference_point
-from tuner.problem.probe_cost import ProbeCost
+from tuner.problem.problem import ProbeCost
 from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration, Settings
 

@@ -16,7 +16,7 @@ from benchmarks.search.samplers import planner_named
 from benchmarks.search.start import StartingAt, start_of
 from benchmarks.search.truth import WITHIN, truth_of
 from tuner.executors.local import SimulatedExecutor
-from tuner.problem.probe_cost import ProbeCost
+from tuner.problem.problem import ProbeCost
 from tuner.search.planner import PlanningState
 from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration, Settings

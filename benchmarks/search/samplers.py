@@ -7,7 +7,7 @@ from benchmarks.search import peers, peers_botorch  # noqa: F401
 from benchmarks.search.ask_tell import PEERS, AskTellPlanner
 from benchmarks.search.names import OURS, STOCK
 from tuner.models.job_prior import prior_of
-from tuner.problem.probe_cost import ProbeCost
+from tuner.problem.problem import ProbeCost
 from tuner.search.candidate_planner import CandidatePlanner
 from tuner.search.planner import ProbePlanner
 from tuner.search.stock import StockPlanner

@@ -11,8 +11,7 @@ from tests.support.studies import METER
 from tuner.answer.choice import decide
 from tuner.answer.judge import Judge
 from tuner.answer.parts import Point
-from tuner.problem.constraints import Constraints
-from tuner.problem.limits import Limits
+from tuner.problem.constraints import Constraints, Limits
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName
 

@@ -19,7 +19,7 @@ from tuner.display.advice import details, evidence_sentence
 from tuner.display.text import summary_lines
 from tuner.formatting import probability, settings_text
 from tuner.problem.constraints import Constraints
-from tuner.problem.stop_reason import NoVerdict, StopReason
+from tuner.problem.settings import NoVerdict, StopReason
 from tuner.result import Result
 from tuner.search_spaces.configuration import Configuration
 from tuner.workload.records.probe import MeterInfo

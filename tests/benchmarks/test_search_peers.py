@@ -17,7 +17,7 @@ from benchmarks.search.samplers import SWEEPING, planner_named
 from benchmarks.search.start import start_of
 from benchmarks.search.truth import truth_of
 from tests.support.studies import table_point, write_table
-from tuner.problem.probe_cost import ProbeCost
+from tuner.problem.problem import ProbeCost
 from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration, Settings
 

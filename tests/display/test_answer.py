@@ -14,7 +14,7 @@ from tuner.display.report import render_report
 from tuner.display.text import _short_role, answer_lines, menu
 from tuner.display.view import View
 from tuner.problem.constraints import Constraints
-from tuner.problem.stop_reason import StopReason
+from tuner.problem.settings import StopReason
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import load_job
 from tuner.workload.scripts.script_job import ScriptJob

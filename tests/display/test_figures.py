@@ -41,7 +41,7 @@ from tuner.display.figures.power import (
 from tuner.display.figures.style import PURPLE
 from tuner.display.plots import figures, front_figure
 from tuner.display.report import render_report
-from tuner.problem.stop_reason import NoVerdict
+from tuner.problem.settings import NoVerdict
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError, UnknownName

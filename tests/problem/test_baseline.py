@@ -10,8 +10,7 @@ import pytest
 import tuner
 from tests.support.studies import ModelRunner, run_optimize
 from tuner.executors.local import SimulatedExecutor
-from tuner.problem.baseline import read_baseline
-from tuner.problem.from_job import baseline_of
+from tuner.problem.from_job import baseline_of, read_baseline
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, InvalidConfiguration

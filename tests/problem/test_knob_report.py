@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 
-from tuner.problem.knob_report import knobs_in_play
+from tuner.problem.from_job import knobs_in_play
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import load_job

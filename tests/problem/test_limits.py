@@ -12,8 +12,7 @@ from tuner.answer.choice import decide, figures_of
 from tuner.answer.judge import Judge
 from tuner.answer.parts import ResolvedRequest
 from tuner.formatting import Units
-from tuner.problem.constraints import Constraints
-from tuner.problem.limits import LIMITS, JobFigures, Limits
+from tuner.problem.constraints import LIMITS, Constraints, JobFigures, Limits
 from tuner.search.question import Question
 from tuner.search_spaces.errors import InputError
 from tuner.study.rules import front_to_beat

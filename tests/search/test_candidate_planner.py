@@ -16,7 +16,7 @@ import pytest
 from tests.support.studies import METER, measured, probe_with
 from tests.support.traces import TRACES
 from tuner.pareto import hypervolume, reference_point
-from tuner.problem.probe_cost import ProbeCost
+from tuner.problem.problem import ProbeCost
 from tuner.search.candidate_planner import CandidatePlanner
 from tuner.search.planner import PlanningState, ProbePlan
 from tuner.search_spaces.configuration import Configuration, Settings

@@ -11,8 +11,7 @@ from tests.support.studies import METER, measured, record, request
 from tuner.answer.state import build_result
 from tuner.answer.windows import Windows
 from tuner.models.surrogate.surrogates import Surrogates
-from tuner.problem.probe_cost import ProbeCost
-from tuner.problem.problem import Problem
+from tuner.problem.problem import ProbeCost, Problem
 from tuner.problem.study_spec import StudySpec
 from tuner.search.candidate_planner import CandidatePlanner
 from tuner.search.planner import PlanningState

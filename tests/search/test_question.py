@@ -10,7 +10,7 @@ import pytest
 
 from tests.search.test_score import CANDIDATES, CONFIGURATIONS, truth, view_of
 from tuner.problem.constraints import Constraints
-from tuner.problem.probe_cost import ProbeCost
+from tuner.problem.problem import ProbeCost
 from tuner.search.joint_draws import JointDraws
 from tuner.search.question import Question
 from tuner.search.regret import RegretEstimate, regret_of

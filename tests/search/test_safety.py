@@ -10,7 +10,7 @@ import pytest
 
 from tests.search.test_score import CANDIDATES, CONFIGURATIONS, truth, view_of
 from tests.support.studies import measured, record
-from tuner.problem.stop_reason import StopReason, stop_sentence
+from tuner.problem.settings import StopReason, stop_sentence
 from tuner.search.candidate_planner import CandidatePlanner
 from tuner.search.candidate_pool import CandidateView
 from tuner.search.deferral import MOST_PROBABLE, PRIOR_MEAN, PRIOR_SD, PeakLimit, most_power_W

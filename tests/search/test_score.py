@@ -10,7 +10,7 @@ import pytest
 from tests.support.studies import measured, record
 from tuner.models.surrogate.features import FeatureMap
 from tuner.models.surrogate.surrogates import Surrogates
-from tuner.problem.probe_cost import ProbeCost
+from tuner.problem.problem import ProbeCost
 from tuner.search.candidate_planner import farthest
 from tuner.search.candidate_pool import CandidateView
 from tuner.search.joint_draws import LIVE_DRAWN, OPEN_DRAWN, JointDraws

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support.studies import record, request
-from tuner.problem.settings import SearchSettings
-from tuner.problem.stop_reason import StopReason, stop_sentence
+from tuner.problem.settings import SearchSettings, StopReason, stop_sentence
 from tuner.study.budget import Budget, CostEstimate, SearchStatus
 from tuner.workload.records.probe import Failure
 

@@ -13,10 +13,9 @@ from tests.support.studies import problem_of_job, write_table
 from tuner.problem import from_job
 from tuner.problem.constraints import Constraints
 from tuner.problem.from_recording import recorded_problem
-from tuner.problem.recording import Recording
+from tuner.problem.problem import Recording
 from tuner.problem.run_folder import RunFolder, write_toml
-from tuner.problem.settings import SearchSettings
-from tuner.problem.stop_reason import NoVerdict, StopReason, stop_sentence
+from tuner.problem.settings import NoVerdict, SearchSettings, StopReason, stop_sentence
 from tuner.problem.study_spec import SessionEnd, StudySpec, why_unverified
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.errors import InputError

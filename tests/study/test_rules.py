@@ -25,7 +25,7 @@ from tuner.answer.state import StudyState
 from tuner.executors.local import SimulatedExecutor
 from tuner.problem.constraints import Constraints
 from tuner.problem.from_recording import table_problem
-from tuner.problem.stop_reason import StopReason, stop_sentence
+from tuner.problem.settings import StopReason, stop_sentence
 from tuner.problem.study_spec import StudySpec
 from tuner.search.planner import PlanningState, ProbePlan, ProbePlanner
 from tuner.search.question import Question

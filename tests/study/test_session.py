@@ -26,8 +26,7 @@ from tuner.answer.choice import decide
 from tuner.answer.parts import Point
 from tuner.executors.local import InlineExecutor, SimulatedExecutor
 from tuner.pareto import hypervolume
-from tuner.problem.constraints import Constraints
-from tuner.problem.limits import Limits
+from tuner.problem.constraints import Constraints, Limits
 from tuner.search.candidate_planner import CandidatePlanner
 from tuner.search.regret import LEAST_MEASUREMENTS
 from tuner.search_spaces.configuration import Configuration

@@ -18,8 +18,7 @@ from tuner.display.record_text import record_lines
 from tuner.display.text import summary_lines
 from tuner.executors.local import SimulatedExecutor
 from tuner.problem.constraints import Constraints
-from tuner.problem.settings import SearchSettings
-from tuner.problem.stop_reason import not_repaid, stop_sentence
+from tuner.problem.settings import SearchSettings, energy_not_repaid, stop_sentence
 from tuner.search_spaces.cluster import load_device
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
@@ -235,7 +234,7 @@ def test_clocks_are_no_knob_of_time_alone(tmp_path):
 
 
 def test_a_reason_to_stop_speaks_of_time():
-    ended = not_repaid(left_kJ=0.01, cost_kJ=0.2)
+    ended = energy_not_repaid(left_kJ=0.01, cost_kJ=0.2)
     assert ended is not None
     assert stop_sentence(ended.of_time()) == (
         "The search ended: trying another configuration takes 3 min, and all that is left to find "

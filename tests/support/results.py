@@ -10,7 +10,7 @@ from pathlib import Path
 from tuner.answer.parts import Attainment, Choice, Interval, Point, ResolvedRequest, SearchCost
 from tuner.models.surrogate import LeaveOneOut
 from tuner.problem.constraints import Constraints
-from tuner.problem.stop_reason import StopReason
+from tuner.problem.settings import StopReason
 from tuner.result import Result
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.workload.records.probe import (

@@ -32,9 +32,8 @@ from tuner.answer.recommendation import recommend
 from tuner.answer.significance import Comparison
 from tuner.models.surrogate import LeaveOneOut
 from tuner.pareto import knee
-from tuner.problem.constraints import Constraints
-from tuner.problem.limits import Limits
-from tuner.problem.stop_reason import LIMITS, StopReason, stop_sentence
+from tuner.problem.constraints import Constraints, Limits
+from tuner.problem.settings import LIMITS, StopReason, stop_sentence
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.workload.node.measure.stragglers import Straggler

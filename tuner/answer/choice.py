@@ -17,8 +17,7 @@ import numpy as np
 from tuner.answer.parts import Choice, Point
 from tuner.formatting import Units, label, number, percent, probability
 from tuner.pareto import knee, nondominated
-from tuner.problem.constraints import Constraints
-from tuner.problem.limits import JobFigures, Limit, Limits
+from tuner.problem.constraints import Constraints, JobFigures, Limit, Limits
 from tuner.search_spaces.configuration import Configuration
 from tuner.workload.records.probe import ProbeRecord
 

@@ -10,10 +10,8 @@ from typing import Any, Literal, NamedTuple
 
 from tuner.answer.significance import Difference
 from tuner.formatting import knob_text, signed_percent, value_text
-from tuner.problem.constraints import Constraints
-from tuner.problem.limits import LIMITS, Limits
-from tuner.problem.settings import SearchSettings
-from tuner.problem.stop_reason import NoVerdict
+from tuner.problem.constraints import LIMITS, Constraints, Limits
+from tuner.problem.settings import NoVerdict, SearchSettings
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.knobs import Value
 from tuner.workload.records.basis import Basis

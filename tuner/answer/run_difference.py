@@ -5,7 +5,7 @@ from __future__ import annotations
 from tuner.answer.answer import Answer
 from tuner.answer.judge import differences_by_intervals
 from tuner.answer.significance import Comparison
-from tuner.problem.recording import Recording
+from tuner.problem.problem import Recording
 from tuner.search_spaces.errors import InputError
 
 

@@ -99,7 +99,7 @@ def _probe(args: argparse.Namespace) -> int:
 def _script_to_probe(args: argparse.Namespace, script: Script) -> tuple[Script, ScriptJob, Cluster]:
     # The script with its knobs and values of today, and what its command alone says.
     from tuner.problem.from_job import cluster_of
-    from tuner.problem.job_request import with_knobs
+    from tuner.problem.study_spec import with_knobs
     from tuner.workload.scripts.inspection import blank_job
     from tuner.workload.scripts.user_code import of_files
 
@@ -133,7 +133,7 @@ def _request(
     job: TrainingJob, cluster: Cluster, configuration: Configuration, probe_s: float | None
 ) -> ProbeRequest:
     from tuner.models.analytic.model import AnalyticModel
-    from tuner.problem.probe_cost import probe_limits
+    from tuner.problem.problem import probe_limits
     from tuner.workload.records.probe import ProbeRequest, WindowPolicy
 
     prior = AnalyticModel(job, cluster) if job.is_modelled else None

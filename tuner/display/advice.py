@@ -17,7 +17,7 @@ from tuner.formatting import (
     probability,
     settings_text,
 )
-from tuner.problem.stop_reason import UNFINISHED, no_verdict_phrase
+from tuner.problem.settings import UNFINISHED, no_verdict_phrase
 
 #: Probability from which on a candidate is said to be probably better: "likely" on the scale of
 #: Mastrandrea et al. (2010, guidance note for lead authors of the IPCC's fifth report), below which

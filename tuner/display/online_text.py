@@ -8,7 +8,7 @@ from typing import Any
 from tuner.formatting import duration, energy_text, label, right_aligned
 from tuner.online.request import TuningOutcome
 from tuner.online.response import Balance
-from tuner.problem.limits import LIMITS
+from tuner.problem.constraints import LIMITS
 from tuner.search_spaces.typed_json import dump_fields
 from tuner.workload.node.measure.stragglers import RankState, Straggler, sentence
 

@@ -45,7 +45,7 @@ from tuner.formatting import (
     varying_knobs,
 )
 from tuner.problem.constraints import Constraints
-from tuner.problem.stop_reason import COMPLETE, LIMITS, stop_sentence
+from tuner.problem.settings import COMPLETE, LIMITS, stop_sentence
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.knobs import short_word
 from tuner.workload.node.measure.parts import part_lines

@@ -223,8 +223,7 @@ def import_runs(
     Arguments and errors are those of `tuner.api.front_of_csv`.
     """
     from tuner.problem.from_recording import table_problem
-    from tuner.problem.settings import SearchSettings
-    from tuner.problem.stop_reason import StopReason
+    from tuner.problem.settings import SearchSettings, StopReason
     from tuner.problem.study_spec import SessionEnd, StudySpec
 
     files, today = [Path(path) for path in paths], parse_words(" ".join(baseline), standard=False)

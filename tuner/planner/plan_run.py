@@ -13,11 +13,17 @@ from tuner.planner.correction import Correction, correction
 from tuner.planner.plan import plan_result, plan_table, write_plan
 from tuner.planner.predict import charged, measured_windows
 from tuner.planner.request import PlanRequest
-from tuner.problem.from_job import Question, cluster_to_predict, question_of
-from tuner.problem.knob_report import CHANGES, not_predicted, not_searched
+from tuner.problem.from_job import (
+    CHANGES,
+    Question,
+    cluster_to_predict,
+    not_predicted,
+    not_searched,
+    question_of,
+)
 from tuner.problem.problem import Problem, in_job_steps
 from tuner.problem.run_folder import RunFolder, find_run, new_name
-from tuner.problem.stop_reason import NoVerdict, StopReason
+from tuner.problem.settings import NoVerdict, StopReason
 from tuner.problem.study_spec import SessionEnd, StudySpec, parse_space
 from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.cluster import enlarged

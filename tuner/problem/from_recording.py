@@ -7,9 +7,14 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuner.problem.probe_cost import ProbeCost
-from tuner.problem.problem import REAL_COST, Problem, baseline_section, space_section
-from tuner.problem.recording import Recording
+from tuner.problem.problem import (
+    REAL_COST,
+    ProbeCost,
+    Problem,
+    Recording,
+    baseline_section,
+    space_section,
+)
 from tuner.problem.run_folder import RunFolder
 from tuner.problem.study_spec import parse_cluster, parse_job
 from tuner.search_spaces.configuration import Configuration

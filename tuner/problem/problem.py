@@ -1,4 +1,5 @@
-"""The problem of a study: the candidates, the work that makes the solution, and prior knowledge.
+"""The problem of a study: the candidates, the work that makes the solution, and prior knowledge,
+with the expected cost of a probe and the recording that answers instead of one.
 
 A problem is built from a job, a cluster and a space (`tuner.problem.from_job`), from a recorded
 table or a trace (`tuner.problem.from_recording`), or from a run folder (`tuner.study.load`).
@@ -8,20 +9,182 @@ is what study.toml keeps of it, and what a resumed study is compared with.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import statistics
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
+from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from tuner.models.prior import Prior, prior_of
-from tuner.problem.probe_cost import ProbeCost
-from tuner.problem.recording import Recording
+from tuner.problem.settings import NoVerdict
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.errors import InputError, InvalidValue, check_integer
 from tuner.search_spaces.job import TrainingJob, steps_a_job_step
+from tuner.search_spaces.knob_declarations import Knob
 from tuner.search_spaces.space import Candidates
 from tuner.workload.records.basis import Basis
-from tuner.workload.records.probe import Measurement, ProbeRecord
+from tuner.workload.records.limits import ProbeLimits, limits_of
+from tuner.workload.records.probe import Measurement, ProbeRecord, WindowPolicy
+from tuner.workload.scripts.command import Start
+
+
+@dataclass(frozen=True)
+class ProbeCost:
+    """Predicted cost of probes.
+
+    Attributes:
+        launch_s: from the request to the first measured step, seconds.
+        settle_s: at a new live setting before its window opens, seconds.
+        launch_power: power during the launch, as a share of the configuration's own.
+        min_steps: smallest number of steps of a window.
+    """
+
+    launch_s: float = 30.0
+    settle_s: float = 1.0
+    window_s: float = 5.0
+    launch_power: float = 0.5
+    min_steps: int = 0
+
+    def learned(self, records: Sequence[ProbeRecord]) -> ProbeCost:
+        """Return the costs with the median length and power of the launches that measured.
+
+        A launch is all of a probe but its windows, what was settled before them, and compilation,
+        which other launches do not need.
+        """
+        lengths, powers = [], []
+        for record in records:
+            windows = record.measurements
+            if not record.ok or not windows:
+                continue
+            settled_s = [self.settle_s if m.live else 0.0 for m in windows]
+            length_s = record.wall_s - math.fsum(m.window_s for m in windows) - sum(settled_s)
+            joules = record.energy_J - math.fsum(
+                m.energy_J + s * m.power_W for m, s in zip(windows, settled_s, strict=True)
+            )
+            if length_s > 0 and joules > 0:
+                lengths.append(max(0.0, length_s - record.compilation_s))
+                powers.append(joules / (length_s * windows[0].power_W))
+        if not lengths:
+            return self
+        return replace(
+            self, launch_s=statistics.median(lengths), launch_power=statistics.median(powers)
+        )
+
+    def launch_J(self, power_W: np.ndarray) -> np.ndarray:
+        """Joules of the launch of configurations that draw `power_W`."""
+        return np.asarray(self.launch_s * self.launch_power * power_W)
+
+    def visit_J(self, power_W: np.ndarray, step_time_s: np.ndarray) -> np.ndarray:
+        """Joules of settling at a live setting and measuring it."""
+        window = np.maximum(self.window_s, self.min_steps * step_time_s)
+        return np.asarray((self.settle_s + window) * power_W)
+
+
+def probe_limits(
+    job: TrainingJob | None,
+    prior: Prior | None,
+    configurations: Sequence[Configuration],
+    window: WindowPolicy,
+    *,
+    visits: int = 1,
+    **limits_s: float | None,
+) -> ProbeLimits:
+    """Return the limits of a probe of these configurations (`limits_of`)."""
+    step = math.nan if prior is None else float(prior.predict(configurations).step_time_s.max())
+    inspected = job.first_step_s if job is not None else 0.0
+    return limits_of(
+        window, visits=visits, predicted_step_s=step, inspected_s=inspected, **limits_s
+    )
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Recorded probes as a job (`tuner.workload.scripts.job.Job`), which has no ranks to start.
+
+    Attributes:
+        path: the table's folder, or the trace's file.
+        table: name of the table; "" for a trace.
+        group: the search problem of a table that holds several.
+        steps: units of work that make the solution; None if unknown.
+        varies: a second measurement of a configuration may differ from the first.
+        baseline: what the recorded study compared with.
+    """
+
+    path: str
+    table: str = ""
+    group: str = ""
+    steps: int | None = None
+    unit_of_work: str = "optimizer step"
+    varies: bool = False
+    baseline: Configuration | None = field(default=None, compare=False)
+
+    @classmethod
+    def of(cls, study: Mapping[str, Any]) -> Recording | None:
+        """Return the recording of study.toml; None if its probes were real."""
+        section = study.get("recorded")
+        if section is None:
+            return None
+        if not isinstance(section, Mapping):
+            raise InvalidValue("recorded in study.toml", section, "a table")
+        steps = section.get("steps")
+        if steps is not None:
+            check_integer("recorded.steps in study.toml", steps)
+        return cls(
+            path=str(section.get("path") or section.get("trace", "")),
+            table=str(section.get("table", "")),
+            group=str(section.get("group", "")),
+            steps=steps,
+            unit_of_work=str(section.get("unit_of_work", "optimizer step")),
+            varies=section.get("varies", True) is True,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the section of study.toml."""
+        shared = {"steps": self.steps, "varies": self.varies}
+        if not self.table:
+            return {"trace": self.path, **shared}
+        own = {"table": self.table, "path": self.path, "group": self.group}
+        return {**own, "unit_of_work": self.unit_of_work, **shared}
+
+    @property
+    def name(self) -> str:
+        """Name of the table, of the run that made the trace, or of the trace's file."""
+        path = Path(self.path)
+        of_run = path.parent.parent.name if path.parent.name == "trace" else ""
+        return self.table or of_run or path.stem
+
+    @property
+    def knobs(self) -> tuple[Knob, ...]:
+        """No knobs: the configurations are those that were recorded."""
+        return ()
+
+    @property
+    def sizes(self) -> TrainingJob | None:
+        """None: nothing is predicted."""
+        return None
+
+    @property
+    def why_unverified(self) -> NoVerdict:
+        """Reason not to launch a choice among these measurements again."""
+        if not self.table:
+            return NoVerdict("recorded_trace")
+        return NoVerdict("not_requested" if self.varies else "no_spread")
+
+    def today(self) -> Configuration:
+        """Return the baseline of the recorded study."""
+        if self.baseline is None:
+            raise InputError(f"the recording {self.name!r} does not say what is run today")
+        return self.baseline
+
+    def start(self, configuration: Configuration, folder: Path, *, probe: bool = True) -> Start:
+        """Raise InputError: there are no ranks."""
+        raise InputError(f"{self.name!r} is a recording, so nothing can be started")
+
 
 #: Cost of probing before any probe was made: a launch of the built-in program on a CPU machine,
 #: settling and a window (`tuner.workload.records.probe.WindowPolicy`).

@@ -1,4 +1,4 @@
-"""Settings of a search: its limits, its stop rule, the length of its measurements.
+"""Settings of a search (its limits, stop rule and length of measurements) and why one ended.
 
 A search ends when what is left to find would not repay the next probe. Without any limit it also
 uses at most `DEFAULT_SHARE` of the training's energy, once `LEAST_LAUNCHES` launch settings are
@@ -8,11 +8,14 @@ holds.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
+from tuner.formatting import Units, duration, label, percent
 from tuner.search_spaces.options import check_options, option
 from tuner.workload.records.probe import WindowPolicy
+from tuner.workload.records.without_energy import STAND_IN_W
 
 DEFAULT_PROBES = 40
 DEFAULT_SHARE = 0.01
@@ -158,3 +161,233 @@ class SearchSettings:
             **{f.name: getattr(self, f.name) for f in fields(self)},
             "window": asdict(self.window),
         }
+
+
+#: Expected gain of a probe below which its sentence names no figure.
+HARDLY = 0.005
+#: A search ends when more than the allowed regret is left with a smaller probability than this.
+STOP_PROBABILITY = 0.1
+#: Kinds of a `StopReason` that are limits of the search.
+LIMITS = ("max_probes", "probe_budget", "search_share", "time")
+_UNITS = ("kJ", "s")
+#: Kinds of searches that the same command continues as it is.
+UNFINISHED = ("interrupted", "stopped", "running")
+#: Kinds of searches that left nothing worth a probe: an answer says no reason.
+COMPLETE = ("not_worth_it", "exhausted", "past_runs", "plan")
+
+
+@dataclass(frozen=True)
+class StopReason:
+    """Reason why a search ended.
+
+    Attributes:
+        kind: one of `STOP_KINDS`.
+        figures: numbers of the sentence, units in their names. A limit has `next_kJ`,
+            `expected_gain` and `of_answer` of the next probe if the sampler estimates them.
+    """
+
+    kind: str
+    figures: Mapping[str, float] = field(default_factory=dict)
+    message: str = ""
+
+    def of_time(self) -> StopReason:
+        """Return the reason with its amounts of energy as the times that they stand for."""
+        figures = {
+            name.removesuffix("_kJ") + "_s" if name.endswith("_kJ") else name: (
+                1000 * value / STAND_IN_W if name.endswith("_kJ") else value
+            )
+            for name, value in self.figures.items()
+        }
+        return replace(self, figures=figures)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields that are not empty."""
+        values = {**vars(self), "figures": dict(self.figures)}
+        return {name: value for name, value in values.items() if value}
+
+
+@dataclass(frozen=True)
+class NoVerdict:
+    """Reason, one of `NO_VERDICTS`, why the choice was not launched again, or not often enough."""
+
+    kind: str
+    message: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields that are not empty."""
+        return {name: value for name, value in vars(self).items() if value}
+
+
+def energy_not_repaid(left_kJ: float, cost_kJ: float) -> StopReason | None:
+    """Return the end of a job's search if all that is left to find is worth less than a probe."""
+    if left_kJ >= cost_kJ:
+        return None
+    return StopReason("not_worth_it", {"needed_kJ": cost_kJ, "left_kJ": left_kJ})
+
+
+def little_left(
+    settings: SearchSettings, regret: Any, cost_kJ: float, expected_gain: float
+) -> StopReason | None:
+    """Return the end of a recording's search if it is unlikely that much is left to find.
+
+    Much is more than `max_regret` and than the noise; `regret` is of `tuner.search.regret`.
+    """
+    probability = regret.probability_above(settings.max_regret)
+    if probability >= STOP_PROBABILITY:
+        return None
+    figures = {
+        "regret": regret.detection_threshold(settings.max_regret),
+        "probability": probability,
+        "expected_gain": expected_gain,
+        "needed_kJ": cost_kJ,
+        "of_answer": float(regret.of_answer),
+    }
+    return StopReason("not_worth_it", figures)
+
+
+def _max_probes(figures: Mapping[str, float]) -> str:
+    most = f"{figures['max_probes']:g}"
+    if spare := int(figures["reserved"]):
+        last = "the last" if spare == 1 else f"the last {spare}"
+        are = "is" if spare == 1 else "are"
+        return f"{last} of its {most} probes {are} kept to verify the choice"
+    if figures["max_probes"] == 1:
+        return "the only probe that it may make is made"
+    return f"all {most} probes that it may make are made"
+
+
+def _mark(figures: Mapping[str, float]) -> str:
+    return "twin" if figures.get("twin") else "estimated" if figures["estimated"] else ""
+
+
+def _probe_budget(figures: Mapping[str, float]) -> str:
+    energy = Units.for_values([figures["probe_budget_kJ"]], []).energy_text
+    left = (
+        f"{energy(figures['left_kJ'])} of the probe budget of "
+        f"{energy(figures['probe_budget_kJ'])} are left{label(_mark(figures))}"
+    )
+    reserved_kJ = figures.get("reserved_kJ", 0.0)
+    if reserved_kJ > 0:
+        left += f", of which {energy(reserved_kJ)} are kept to verify the choice"
+    if not figures["needed_kJ"]:
+        return left
+    return f"another probe takes about {energy(figures['needed_kJ'])}, and {left}"
+
+
+def _amounts(figures: Mapping[str, float], *names: str) -> Callable[[str], str]:
+    """Return a formatter of energies, in the unit of those named, or of times."""
+    stated_kJ = [figures[f"{name}_kJ"] for name in names if f"{name}_kJ" in figures]
+    energy_text = Units.for_values(stated_kJ, []).energy_text
+
+    def text(name: str) -> str:
+        if f"{name}_s" in figures:
+            return duration(figures[f"{name}_s"])
+        return energy_text(figures[f"{name}_kJ"])
+
+    return text
+
+
+def _search_share(figures: Mapping[str, float]) -> str:
+    amount = _amounts(figures, "job")
+    return (
+        f"it has used {amount('spent')}{label(_mark(figures))}, and "
+        f"with the next probe it would use more than {percent(figures['share'])} of what the "
+        f"training takes ({amount('job')})"
+    )
+
+
+def _not_worth_it(figures: Mapping[str, float]) -> str:
+    amount = _amounts(figures, "needed", "left", "saved")
+    trying = f"trying another configuration takes {amount('needed')}"
+    if 0.0 in (
+        figures.get(f"{quantity}_{unit}") for quantity in ("left", "saved") for unit in _UNITS
+    ):
+        return f"{trying} and would save nothing"
+    if figures.get("expected_gain", 1.0) < HARDLY:
+        return f"{trying} and {_brings(figures)}"
+    if "probability" in figures:
+        regret, probability = percent(figures["regret"]), percent(figures["probability"])
+        left = f"more than {regret} of the front is left to find"
+        if figures.get("of_answer"):
+            left = f"the choice can be improved by more than {regret}"
+        return f"{left} with a probability of {probability}; {trying} and {_brings(figures)}"
+    if "left_kJ" in figures or "left_s" in figures:
+        left = f"and all that is left to find would save {amount('left')}"
+        return f"{trying}, {left} of the training"
+    return f"{trying} and would save {amount('saved')} of the training"
+
+
+def _brings(figures: Mapping[str, float]) -> str:
+    gain, of_answer = figures["expected_gain"], figures.get("of_answer")
+    if gain < HARDLY:
+        return f"would hardly change the {'choice' if of_answer else 'front'}"
+    if of_answer:
+        return f"is expected to improve the choice by {percent(gain)}"
+    return f"is expected to move the front by {percent(gain)}"
+
+
+def _next_probe(figures: Mapping[str, float]) -> str:
+    if figures.get("probe_budget_kJ") and figures["needed_kJ"]:  # which is told with the budget
+        return f"; it {_brings(figures)}"
+    return f"; another one takes {_amounts(figures, 'next')('next')} and {_brings(figures)}"
+
+
+#: Ends of a search by their kind: the cause, made of its figures.
+_CAUSES: dict[str, Callable[[Mapping[str, float]], str] | str] = {
+    "max_probes": _max_probes,
+    "probe_budget": _probe_budget,
+    "search_share": _search_share,
+    "time": "its {search_s:g} s are over",
+    "not_worth_it": _not_worth_it,
+    "exhausted": "no candidate is left to try",
+    "unsafe": "every candidate was tried or would probably exceed the limit on peak power",
+    "node_failures": "{failures:g} probes in a row failed because of the node: {message}",
+}
+#: The other kinds of a `StopReason`, each as a sentence.
+_SENTENCES = {
+    "interrupted": "It was interrupted.",
+    "stopped": (
+        "It was stopped by `tuner runs stop`; the same command with the same --name continues."
+    ),
+    "running": "The search has not ended.",
+    "past_runs": "Nothing was probed: these are past runs.",
+    "plan": "Nothing was probed: every configuration was predicted.",
+}
+STOP_KINDS = (*_CAUSES, *_SENTENCES)
+
+
+def stop_sentence(reason: StopReason, *, brief: bool = False) -> str:
+    """Return the reason why a search ended as a sentence, and unless `brief` the cost and gain of
+    the next probe; KeyError if it lacks a figure.
+    """
+    if reason.kind in _SENTENCES:
+        return _SENTENCES[reason.kind]
+    cause, figures = _CAUSES[reason.kind], reason.figures
+    if isinstance(cause, str):
+        text = cause.format(**figures, message=reason.message)
+    else:
+        text = cause(figures)
+    # That another probe would bring nothing is no second reason.
+    has_next = "next_kJ" in figures or "next_s" in figures
+    brings = not brief and has_next and figures["expected_gain"] >= HARDLY
+    more = _next_probe(figures) if brings else ""
+    return f"The search ended: {text}{more}."
+
+
+#: Reasons of `NoVerdict` by their kind, each as a phrase.
+NO_VERDICTS = {
+    "not_requested": "verification was switched off (--no-verify)",
+    "prediction": "every figure is predicted, so a second launch would only repeat the first",
+    "recorded_trace": (
+        "a recorded trace holds what was measured then, and nothing can be measured again"
+    ),
+    "no_spread": "the recorded table tells no spread, so measuring again would say the same",
+    "stopped": "the search was stopped before",
+    "limits_reached": "the limits leave no room for them",
+    "spoiled": "launches were spoiled by the node: {message}",
+}
+
+
+def no_verdict_phrase(reason: NoVerdict) -> str:
+    """Return the reason why the choice was not launched again as a phrase."""
+    return NO_VERDICTS[reason.kind].format(message=reason.message)

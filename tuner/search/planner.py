@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tuner.problem.probe_cost import ProbeCost
+from tuner.problem.problem import ProbeCost
 from tuner.search.observations import Observations
 from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration, Settings

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tuner.problem.constraints import OBJECTIVES, Constraints
-from tuner.problem.limits import JobFigures
+from tuner.problem.constraints import OBJECTIVES, Constraints, JobFigures
 
 #: Joules of a kilowatt-hour, and seconds of an hour.
 J_PER_KWH, S_PER_HOUR = 3.6e6, 3600.0

@@ -15,7 +15,7 @@ from optuna.distributions import BaseDistribution
 from optuna.samplers import BaseSampler, RandomSampler
 from optuna.trial import FrozenTrial, TrialState
 
-from tuner.problem.probe_cost import ProbeCost
+from tuner.problem.problem import ProbeCost
 from tuner.search.candidate_planner import CandidatePlanner
 from tuner.search.parameters import ParameterEncoding
 from tuner.search.planner import PlanningState, ProbePlan

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tuner.models.surrogate.ties import first_best
-from tuner.problem.probe_cost import ProbeCost
+from tuner.problem.problem import ProbeCost
 from tuner.search.candidate_pool import CandidateView
 from tuner.search.joint_draws import JointDraws
 from tuner.search.log_regret import Sweep

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from tuner.answer.state import spent_kJ
 from tuner.problem.problem import Problem
-from tuner.problem.settings import SearchSettings
-from tuner.problem.stop_reason import StopReason
+from tuner.problem.settings import SearchSettings, StopReason
 from tuner.search_spaces.configuration import Configuration
 from tuner.workload.records.probe import ProbeRecord
 

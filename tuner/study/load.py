@@ -16,14 +16,13 @@ from tuner.answer.views import view_named
 from tuner.problem.constraints import Constraints
 from tuner.problem.from_job import problem_of_job
 from tuner.problem.from_recording import table_problem
-from tuner.problem.problem import Problem, in_job_steps
-from tuner.problem.recording import Recording
+from tuner.problem.problem import Problem, Recording, in_job_steps
 from tuner.problem.run_folder import RunFolder
-from tuner.problem.settings import SearchSettings
-from tuner.problem.stop_reason import (
+from tuner.problem.settings import (
     NO_VERDICTS,
     STOP_KINDS,
     NoVerdict,
+    SearchSettings,
     StopReason,
     stop_sentence,
 )

@@ -20,8 +20,7 @@ from tuner.executors.base import Executor
 from tuner.formatting import percent, varying_knobs
 from tuner.problem.problem import Problem, in_job_steps
 from tuner.problem.run_folder import RunFolder
-from tuner.problem.settings import LEAST_LAUNCHES
-from tuner.problem.stop_reason import LIMITS, StopReason
+from tuner.problem.settings import LEAST_LAUNCHES, LIMITS, StopReason
 from tuner.problem.study_spec import StudySpec
 from tuner.search.planner import PlanningState, ProbePlan, ProbePlanner
 from tuner.search_spaces.configuration import Configuration, Settings

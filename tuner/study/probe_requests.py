@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from tuner.answer.state import StudyState
-from tuner.problem.probe_cost import probe_limits
+from tuner.problem.problem import probe_limits
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import steps_a_job_step
 from tuner.study.rules import front_to_beat

@@ -18,8 +18,7 @@ import optuna
 from optuna.samplers import RandomSampler
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from tuner.problem.constraints import Constraints
-from tuner.problem.limits import JobFigures
+from tuner.problem.constraints import Constraints, JobFigures
 from tuner.search.parameters import ParameterEncoding
 from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 from tuner.executors.base import Executor
 from tuner.executors.local import LocalNode
 from tuner.problem.constraints import Constraints, LimitOptions
-from tuner.problem.job_request import Given, JobRequest
-from tuner.problem.recording import Recording
+from tuner.problem.problem import Recording
 from tuner.problem.run_folder import RunFolder, new_name
 from tuner.problem.settings import SearchSettings
+from tuner.problem.study_spec import Given, JobRequest
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, NothingToTry

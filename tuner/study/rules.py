@@ -14,11 +14,10 @@ import numpy as np
 from tuner.answer.judge import FurtherLaunches
 from tuner.answer.parts import Point
 from tuner.answer.state import StudyState
-from tuner.problem import stop_reason
-from tuner.problem.baseline import is_default
 from tuner.problem.constraints import Constraints
+from tuner.problem.from_job import is_default
 from tuner.problem.problem import Problem
-from tuner.problem.stop_reason import LIMITS, StopReason, little_left
+from tuner.problem.settings import LIMITS, StopReason, energy_not_repaid, little_left
 from tuner.search.deferral import PeakLimit, most_power_W
 from tuner.search.planner import ProbePlan
 from tuner.search.question import Question
@@ -173,7 +172,7 @@ def not_repaid(state: StudyState, plan: ProbePlan, cost_kJ: float) -> StopReason
     whole_kJ = (best or state.front[-1]).energy_to_solution_kJ
     # A fall of log energy by s leaves exp(-s) of it.
     left_kJ = float(np.mean(-np.expm1(-plan.regret.saving))) * whole_kJ
-    return stop_reason.not_repaid(left_kJ, cost_kJ)
+    return energy_not_repaid(left_kJ, cost_kJ)
 
 
 def with_next_probe(

@@ -27,7 +27,7 @@ from tuner.formatting import varying_knobs
 from tuner.problem.constraints import Constraints
 from tuner.problem.problem import Problem, in_job_steps
 from tuner.problem.run_folder import RunFolder
-from tuner.problem.stop_reason import NoVerdict, StopReason
+from tuner.problem.settings import NoVerdict, StopReason
 from tuner.problem.study_spec import StudySpec, why_unverified
 from tuner.search.candidate_planner import CandidatePlanner
 from tuner.search.planner import ProbePlanner

@@ -1,7 +1,7 @@
 """Interface of jobs for a search, a node and the launch files.
 
 `Job` is implemented by the built-in program (`tuner.workload.program.built_in_job`), by a user's
-script (`tuner.workload.scripts.script_job`) and by a recording (`tuner.problem.recording`), which
+script (`tuner.workload.scripts.script_job`) and by a recording (`tuner.problem.problem`), which
 has no ranks to start. `LaunchableJob` adds what the node that starts the ranks needs.
 """
 

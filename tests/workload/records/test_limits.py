@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.scripted_ranks import ScriptedClock, ScriptedRanks
 from tuner.models.analytic.model import AnalyticModel
-from tuner.problem.probe_cost import probe_limits
+from tuner.problem.problem import probe_limits
 from tuner.problem.settings import SearchSettings
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration, Settings

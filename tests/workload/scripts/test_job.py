@@ -11,7 +11,7 @@ import pytest
 from tests.support.scripts import CPU, script_job
 from tests.support.studies import record, write_table
 from tuner.problem.from_recording import recorded_problem
-from tuner.problem.recording import Recording
+from tuner.problem.problem import Recording
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.data_files import plain
 from tuner.search_spaces.errors import InputError

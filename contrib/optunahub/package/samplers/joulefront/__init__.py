@@ -8,7 +8,7 @@ from dataclasses import replace
 import itertools
 from typing import Any
 
-from tuner.problem.probe_cost import ProbeCost
+from tuner.problem.problem import ProbeCost
 from tuner.search.planner import PlanningState
 from tuner.search.planner import ProbePlan
 from tuner.search.sampler import CandidateSampler
