@@ -12,6 +12,7 @@ import os
 import platform
 import re
 import shutil
+import sys
 import sysconfig
 import time
 from dataclasses import dataclass
@@ -91,6 +92,10 @@ def cannot_build(op: str, *, gpus: bool = False) -> str:
         return ""
     compiler = os.environ.get("CXX", "c++")
     if shutil.which(compiler) or shutil.which("g++"):
+        # pip puts ninja beside the interpreter, where ranks find it.
+        beside = str(Path(sys.executable).parent / "ninja")
+        if not (shutil.which("ninja") or shutil.which(beside)):
+            return f"DeepSpeed's {op} is compiled by ninja: pip install ninja"
         if op == "async_io" and not Path("/usr/include/libaio.h").exists():
             return "DeepSpeed's async_io needs libaio and its headers (libaio-dev)"
         by_cuda = op == "async_io" or _release("deepspeed") < CPU_ADAM_WITHOUT_CUDA

@@ -81,6 +81,19 @@ def test_nvme_offload_on_gpus_needs_cudas_compiler(
     assert cannot_build("async_io", gpus=True) == ""
 
 
+def test_ops_are_compiled_by_ninja(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is on the PATH, or beside the interpreter, where the ranks look for it, too."""
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    monkeypatch.setattr("sys.executable", str(tmp_path / "bin" / "python"))
+    found = {"c++": "/usr/bin/c++"}
+    monkeypatch.setattr("shutil.which", lambda name: found.get(name))
+    assert "is compiled by ninja: pip install ninja" in cannot_build("cpu_adam")
+    found["ninja"] = "/usr/bin/ninja"
+    assert cannot_build("cpu_adam") == ""
+    found[str(tmp_path / "bin" / "ninja")] = found.pop("ninja")
+    assert cannot_build("cpu_adam") == ""
+
+
 def test_nodes_of_a_shared_home_compile_in_folders_of_their_kind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
