@@ -38,7 +38,7 @@ LAYERS = (
     *("search_spaces", "workload", "models"),
     *("formatting", "pareto", "storage", "terminal"),
     *("problem", "executors", "search", "answer", "study"),
-    *("online", "receipt", "callbacks", "display", "result", "deploy", "api", "cli"),
+    *("receipt", "online", "callbacks", "display", "result", "deploy", "api", "cli"),
     *("planner", "exchange", "dashboard", "testing"),
 )
 #: Packages of `tuner.workload` from the ground up: each may import those before it.

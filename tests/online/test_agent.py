@@ -424,6 +424,27 @@ def test_the_training_goes_on_at_its_own_clocks_if_the_agent_is_killed(
     wait_until(lambda: "\n699 " in output.read_text(), 120, output)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_for_tuner_alone_is_the_training_s(number: signal.Signals, tmp_path: Path) -> None:
+    """A container's stop or a scheduler's warning reaches tuner, which tunes nothing here."""
+    script = tmp_path / "job.py"
+    script.write_text(
+        "import signal, sys, time\n"
+        f"signal.signal({int(number)}, lambda *_: sys.exit(43))\n"
+        "print('ready', flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    words = tuner_run("--runs-dir", str(tmp_path), "--", "python", str(script))
+    started = subprocess.Popen(words, env=environ, stdout=subprocess.PIPE, text=True)
+    with started:
+        assert started.stdout is not None
+        assert started.stdout.readline() == "ready\n"
+        started.send_signal(number)
+        started.stdout.read()
+    assert started.returncode == 43
+
+
 def test_the_address_is_not_passed_on_to_what_the_training_starts() -> None:
     code = (
         f"import os; os.environ[{ADDRESS!r}] = 'nowhere'; "

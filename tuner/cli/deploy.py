@@ -88,6 +88,7 @@ def _tune(args: argparse.Namespace) -> int:
     from tuner.online.agent import tune
     from tuner.online.metrics import Metrics
     from tuner.online.request import TuningRequest
+    from tuner.receipt.command import end_as
     from tuner.search_spaces.knob_declarations import load_pack, parse_knob
     from tuner.workload.scripts.user_code import of_files
 
@@ -117,9 +118,16 @@ def _tune(args: argparse.Namespace) -> int:
             )
         if metrics is not None and args.metrics_port is not None:
             publishing.enter_context(metrics.served(args.metrics_port))
-        done = tune(args.program, request, metrics=metrics, announce=announce, output=output)
+        done = tune(
+            args.program,
+            request,
+            metrics=metrics,
+            announce=announce,
+            output=output,
+            ignored=args.ignored_signals,
+        )
     answer(args, tuning_json(done), tuning_lines(done))
-    return OK if done.exit_code == 0 else FAILED
+    return end_as(done.exit_code)
 
 
 def _earlier(args: argparse.Namespace) -> EarlierMeasurements | None:

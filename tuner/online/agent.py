@@ -12,11 +12,10 @@ import contextlib
 import os
 import shlex
 import socket
-import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -29,6 +28,7 @@ from tuner.online.marks import Mark, Marks
 from tuner.online.metrics import Metrics
 from tuner.online.request import Ended, TuningOutcome, TuningRequest
 from tuner.online.settings import Offer, offers
+from tuner.receipt.command import Command
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.workload import hook
@@ -281,23 +281,29 @@ def tune(
     metrics: Metrics | None = None,
     announce: Callable[[str], None] = lambda sentence: None,
     output: int | None = None,
+    ignored: Collection[int] = (),
 ) -> TuningOutcome:
     """Run a training command to its end and tune the clocks of this node's devices meanwhile.
 
-    Its standard output goes to the file descriptor `output`, by default this process's own. Raises
-    InputError if the command or the target of power cannot be read.
+    Its standard output goes to the file descriptor `output`, by default this process's own. A
+    signal for this process alone is passed on to it, but those that were `ignored` when this
+    process started. Raises InputError if the command or the target of power cannot be read.
     """
     words, assigned = watched(command, Path.cwd())
     listener, address, remove = control_socket()
-
-    def start() -> Callable[[], int | None]:
-        try:
-            environ = {**os.environ, **assigned, ADDRESS: address}
-            return subprocess.Popen(words, env=environ, stdout=output).poll
-        except OSError as error:
-            raise InputError(f"{words[0]} cannot be started: {error}") from error
-
+    environ = {**os.environ, **assigned, ADDRESS: address}
     try:
-        return tune_training(start, listener, request, metrics=metrics, announce=announce)
+        with Command(words, environ, ignored=ignored, output=output) as running:
+
+            def ended() -> int | None:
+                if running.status is None:
+                    running.wait(0)
+                return running.status
+
+            def start() -> Callable[[], int | None]:
+                running.start()
+                return ended
+
+            return tune_training(start, listener, request, metrics=metrics, announce=announce)
     finally:
         remove()
