@@ -18,7 +18,7 @@ from typing import Any
 
 from tuner.search_spaces.cluster import Cluster, load_device
 from tuner.search_spaces.errors import InputError
-from tuner.workload.node.clocks import clock_backends
+from tuner.workload.node.clocks.base import SOCKET as CLOCKS
 from tuner.workload.node.host import (
     ENOUGH_CORES,
     granted_cores,
@@ -251,7 +251,7 @@ def _why_not_torch(platform: Platform) -> str:
 
 def _notes(inspected: Iterable[DeviceFacts], cores: float, gpus: int) -> tuple[str, ...]:
     notes = [note for facts in inspected for note in facts.notes]
-    notes += [*SOCKET.left_out, *clock_backends.SOCKET.left_out]
+    notes += [*SOCKET.left_out, *CLOCKS.left_out]
     notes.append(why_not_program())
     if not why_few_cores(cores, gpus):  # too few are among the missing parts
         notes.append(why_few_cores(cores, gpus, ENOUGH_CORES))

@@ -10,8 +10,24 @@ from typing import Protocol, runtime_checkable
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName
 from tuner.search_spaces.knobs import Value
+from tuner.search_spaces.plugins import Socket
 from tuner.workload.node.clocks.guard_client import GuardError
 
+#: Ways to set clocks: those of GPUs (`clock_backends`), and the governor of cores.
+SOCKET = Socket(
+    "joulefront.clocks",
+    "way to set clocks",
+    1,
+    ("backend",),
+    {
+        "nvml": "tuner.workload.node.clocks.clock_backends",
+        "zeusd": "tuner.workload.node.clocks.zeusd",
+        "guard": "tuner.workload.node.clocks.root_guard",
+        "cores": "tuner.workload.node.clocks.cpu:CpuGovernor",
+    },
+)
+#: Name of the fastest used core's clock in power samples.
+FASTEST = "fastest_core_MHz"
 #: The knobs that governors set.
 LIVE = ("clock_MHz", "memory_clock_MHz", "power_limit_W")
 
@@ -96,6 +112,22 @@ class Governor(Protocol):
     def close(self) -> None:
         """Restore and release the devices. May be called twice."""
         ...
+
+
+@runtime_checkable
+class CoreGovernor(Governor, Protocol):
+    """Governor of a processor's cores.
+
+    `clock_grant` and `limit_grant` are the lines by which an administrator permits clocks and power
+    limits, else empty. `limit_range_W` is a package's, `cores_per_package` the number of cores that
+    share a limit, 0 if there is none; `default_clock_MHz` is the highest that the cores may take
+    now, 0 if unknown.
+    """
+
+    clock_grant: str
+    limit_grant: str
+    cores_per_package: int
+    default_clock_MHz: int
 
 
 def require_settable(governor: Governor, live: Settings) -> None:

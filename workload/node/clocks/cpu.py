@@ -21,6 +21,7 @@ from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError, InvalidValue
 from tuner.search_spaces.knobs import Value
 from tuner.workload.node.clocks.base import (
+    FASTEST,
     AppliedSettings,
     GovernorError,
     SetByOthers,
@@ -36,8 +37,6 @@ from tuner.workload.node.clocks.guard_client import (
     written_by_others,
 )
 
-#: Name of the fastest used core's clock in power samples.
-FASTEST = "fastest_core_MHz"
 #: Cores whose clock is read ten times a second: reading one interrupts it.
 CORES_READ = 16
 #: Steps between the lowest and the highest clock of drivers that list none: the bus clock of x86.
@@ -161,10 +160,8 @@ class CpuGovernor:
     """Highest clock of the cores and power cap of their packages, through the kernel's files.
 
     `cpus` are the cores in the order of the ranks, None: those that this process may use.
-    `why_no_clock` and `why_no_limit` are the reasons if clocks, or power limits, cannot be set, and
-    `clock_grant` and `limit_grant` the lines by which an administrator permits it, else empty.
-    `limit_range_W` is a package's, `cores_per_package` the number of cores that share a limit, 0 if
-    there is none; `default_clock_MHz` is the highest that the cores may take now, 0 if unknown.
+    `why_no_clock` and `why_no_limit` are the reasons if clocks, or power limits, cannot be set; the
+    other attributes are those of `CoreGovernor`.
     """
 
     def __init__(

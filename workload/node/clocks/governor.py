@@ -12,7 +12,7 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,9 +30,12 @@ from tuner.workload.node.clocks.base import (
     require_settable,
     snapped,
 )
-from tuner.workload.node.clocks.clock_backends import available_backends, earlier_lock
+from tuner.workload.node.clocks.clock_backends import (
+    NVML_MEANS,
+    available_backends,
+    earlier_lock,
+)
 from tuner.workload.node.clocks.guard_client import EarlierValues, Guard, GuardError, put_back
-from tuner.workload.node.clocks.locks import configured
 from tuner.workload.node.meters.base import MeterError, over_devices
 from tuner.workload.node.meters.gpus import Gpu, clock_state, open_nvml, query, visible_gpus
 
@@ -92,7 +95,8 @@ class NvmlGovernor:
             self._worked = set[str]()  # settings that a GPU has taken
             if None in self._limits_mW.values():
                 self._unsupported["PowerManagementLimit"] = self._takes_none("PowerManagementLimit")
-            self.means = "locked clocks"
+            self.means = NVML_MEANS
+            self._restored: Callable[[], Collection[str]] | None = None  # by the way itself
             self.why_not = LEFT_ALONE if leave_alone else self._find_means(guarded)
             self.can_set = not self.why_not
             self.supported_clocks_MHz = self._supported() if self.can_set else ()
@@ -118,6 +122,7 @@ class NvmlGovernor:
                 refused = str(error)
             if not refused:
                 self.means, self._nvml = way.means, way.library
+                self._restored = way.restored
                 if guarded and way.guard:
                     self._guard = Guard(way.guard)
                 return ""
@@ -215,16 +220,16 @@ class NvmlGovernor:
 
     def _notes(self, live: Settings) -> list[str]:
         first = not any("Locked" in setting for _, setting in self._touched)
-        if self.means == "guard":
-            configured_settings = set(configured())
+        if self._restored is not None:
+            known = set(self._restored())
         else:
-            configured_settings = set() if self._earlier_clocks_MHz is None else {"GpuLockedClocks"}
+            known = set() if self._earlier_clocks_MHz is None else {"GpuLockedClocks"}
         set_now = {
             setting
             for name, setting in _NVML_SETTING.items()
             if name in live and "Locked" in setting
         }
-        if not first or set_now <= configured_settings:
+        if not first or set_now <= known:
             return []
         return [
             "NVML cannot tell whether clocks were locked before; the lock will be released "
@@ -232,7 +237,7 @@ class NvmlGovernor:
         ]
 
     def _stood(self, gpu: Gpu, setting: str) -> tuple[int, ...]:
-        if self.means == "guard":  # which knows by itself, and believes nobody
+        if self._restored is not None:  # it knows by itself, and believes nobody
             return ()
         if setting == "PowerManagementLimit":
             return (self._limits_mW[gpu.uuid] or 0,)
@@ -351,7 +356,7 @@ class NvmlGovernor:
         lasting = error.value in self._lasting or setting not in self._worked
         if failing or not lasting or gpu.query(None, "UUID") is None:
             return ""
-        who = "the driver" if self.means == "locked clocks" else self.means
+        who = "the driver" if self.means == NVML_MEANS else self.means
         return (
             f"{who} refuses any {_NOUNS[setting]} of {gpu.name} here "
             f"({error.__cause__ or error}); --no-clocks leaves clocks and power limits alone"

@@ -30,19 +30,6 @@ def device_of(nvml: Any, uuid: str) -> Path | None:
     return path if minor is not None and path.exists() else None
 
 
-def configured() -> dict[str, Any]:
-    """Return the values that the guard of root restores; {} if the file is unreadable."""
-    with contextlib.suppress(OSError, TypeError, ValueError):
-        return guard.read(str(configured_file()))
-    return {}
-
-
-def configured_file() -> Path:
-    """Return the file with an administrator's settings that the guard of root is to restore."""
-    twin = f"{os.environ['JOULEFRONT_TWIN']}.configured.json" if on_twin() else ""
-    return Path(twin or guard.CONFIGURED)
-
-
 def _uid(pid: int) -> int:
     status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
     return int(status.partition("\nUid:")[2].split()[0])

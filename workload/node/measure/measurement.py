@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from tuner.search_spaces.configuration import Settings
-from tuner.workload.node.clocks.cpu import FASTEST
+from tuner.workload.node.clocks.base import FASTEST
 from tuner.workload.node.measure.parts import power_by_part
 from tuner.workload.node.measure.statistics import COMPILATION, DOUBT_SHARE, Z90, Window
 from tuner.workload.node.meters.base import device_number, device_states, over_devices

@@ -8,8 +8,8 @@ from contextlib import closing
 from dataclasses import replace
 
 from tuner.search_spaces.cluster import Cluster, Device, load_device
-from tuner.workload.node.clocks.base import FixedGovernor, Governor
-from tuner.workload.node.clocks.cpu import CpuGovernor
+from tuner.search_spaces.plugins import not_installed
+from tuner.workload.node.clocks.base import SOCKET, CoreGovernor, FixedGovernor, Governor
 from tuner.workload.node.host import CpuContention
 from tuner.workload.node.meters import Meter, MeterError
 from tuner.workload.node.meters.estimated_meter import EstimatedMeter
@@ -53,7 +53,9 @@ class Cores(Platform):
 
     def open_governor(self, cluster: Cluster, meter: MeterInfo | None = None) -> Governor:
         """Return the governor; a fixed one where energy is estimated, which knows no clock."""
-        governor = CpuGovernor(self.sys)
+        if (made := SOCKET.part("cores")) is None:
+            return FixedGovernor(str(not_installed("setting clocks of cores")))
+        governor: CoreGovernor = made(self.sys)
         if governor.can_set and (error := self._no_energy(meter)):
             governor.close()
             return FixedGovernor(
@@ -62,8 +64,11 @@ class Cores(Platform):
         return governor
 
     def clocks(self) -> ClockFacts:
+        if (made := SOCKET.part("cores")) is None:
+            return ClockFacts(False, str(not_installed("setting them")))
         no_energy = self._no_energy()
-        with closing(CpuGovernor(self.sys, guarded=False)) as cores:
+        governor: CoreGovernor = made(self.sys, guarded=False)
+        with closing(governor) as cores:
             missing = tuple(missing_of_cores(cores, no_energy.grant if no_energy else ""))
             if cores.can_set and no_energy:
                 note = "set only where energy is metered"
@@ -108,7 +113,7 @@ class Cores(Platform):
 
 def _controlled(device: Device, governor: Governor) -> Device:
     """Return the core with the clocks and power limits that may be set here."""
-    if not isinstance(governor, CpuGovernor) or not governor.can_set:
+    if not isinstance(governor, CoreGovernor) or not governor.can_set:
         return device
     device = replace(
         device,

@@ -47,7 +47,6 @@ ON_EACH_NODE = (
     # A task has one core, unless it is given those of its node.
     '--cpus-per-task="$SLURM_CPUS_ON_NODE" --mem=0'
 )
-ONE_CLOCK = "srun --gpu-freq=MHZ"
 
 
 class Srun(Kind):

@@ -29,7 +29,7 @@ from typing import Any
 from tests.support.guards import installed_guard
 from tests.support.sysfs import make_sysfs, settings_of
 from tests.twin import TwinGpu, TwinNode
-from tuner.workload.node.clocks.clock_backends import GUARD_SOCKET as SOCKET
+from tuner.workload.node.clocks.root_guard import GUARD_SOCKET as SOCKET
 
 FAULTS = (
     "kill_group",

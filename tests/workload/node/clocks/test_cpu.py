@@ -14,8 +14,14 @@ from tests.workload.node.clocks.governor_faults import FAULTS, try_cpu_fault
 from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName
-from tuner.workload.node.clocks.base import FixedGovernor, Governor, GovernorError, SetByOthers
-from tuner.workload.node.clocks.cpu import FASTEST, CpuGovernor
+from tuner.workload.node.clocks.base import (
+    FASTEST,
+    FixedGovernor,
+    Governor,
+    GovernorError,
+    SetByOthers,
+)
+from tuner.workload.node.clocks.cpu import CpuGovernor
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.platforms.cores import Cores
 

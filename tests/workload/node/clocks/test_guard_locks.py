@@ -21,10 +21,10 @@ from tests.waiting import is_running, wait_until
 from tests.workload.node.clocks.governor_faults import unit
 from tests.workload.node.clocks.guard_caller import BEFORE, GPU, Caller, left_wrong, stands, started
 from tuner.search_spaces.configuration import Settings
-from tuner.workload.node.clocks import guard, locks
+from tuner.workload.node.clocks import guard, locks, root_guard
 from tuner.workload.node.clocks.base import GovernorError
-from tuner.workload.node.clocks.clock_backends import GUARD_SOCKET
 from tuner.workload.node.clocks.governor import NvmlGovernor
+from tuner.workload.node.clocks.root_guard import GUARD_SOCKET
 
 pytestmark = pytest.mark.needs("cc")
 Make = Callable[..., TwinNode]
@@ -46,7 +46,7 @@ governor.close()
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setattr("tuner.workload.node.clocks.clock_backends.END_S", 0.3)
+    monkeypatch.setattr("tuner.workload.node.clocks.root_guard.END_S", 0.3)
 
 
 def made(twin_node: Make, *, root: bool) -> TwinNode:
@@ -195,7 +195,7 @@ class TestTheGuardOfRoot:
     def test_a_configured_limit_comes_back_whatever_nvml_tells(
         self, foreign: TwinNode, tmp_path: Path
     ) -> None:
-        locks.configured_file().write_text('{"PowerManagementLimit": [300000]}')
+        root_guard.configured_file().write_text('{"PowerManagementLimit": [300000]}')
         with unit(foreign, tmp_path) as path:
             caller = Caller.of(path)
             assert caller.set("PowerManagementLimit", 200_000) == ""
@@ -206,14 +206,14 @@ class TestTheGuardOfRoot:
     def test_a_configuration_that_cannot_be_read_is_told(
         self, foreign: TwinNode, tmp_path: Path, text: str
     ) -> None:
-        locks.configured_file().write_bytes(text.encode("latin-1"))
+        root_guard.configured_file().write_bytes(text.encode("latin-1"))
         with started(foreign) as (caller, _):
             assert "does not start" in caller.answer()["error"]
 
     def test_a_configuration_that_the_gpu_does_not_offer_sets_nothing(
         self, foreign: TwinNode
     ) -> None:
-        locks.configured_file().write_text('{"GpuLockedClocks": [300, 9000]}')
+        root_guard.configured_file().write_text('{"GpuLockedClocks": [300, 9000]}')
         with started(foreign) as (caller, _):
             assert "9000" in caller.set("GpuLockedClocks", 900, 900)
         assert foreign.log == []

@@ -21,14 +21,11 @@ from tests.twin import TwinGpu, TwinNode
 from tests.waiting import wait_until
 from tests.workload.node.clocks.governor_faults import FAULTS, try_root_fault, unit
 from tuner.search_spaces.configuration import Settings
-from tuner.workload.node.clocks import clock_backends, locks
+from tuner.workload.node.clocks import root_guard
 from tuner.workload.node.clocks.base import GovernorError, SetByOthers, UnsupportedKnob
-from tuner.workload.node.clocks.clock_backends import (
-    GUARD_SOCKET,
-    RootGuardNvml,
-    available_backends,
-)
+from tuner.workload.node.clocks.clock_backends import available_backends
 from tuner.workload.node.clocks.governor import NvmlGovernor
+from tuner.workload.node.clocks.root_guard import GUARD_SOCKET, RootGuardNvml
 from tuner.workload.node.meters.gpus import Gpu
 
 pytestmark = pytest.mark.needs("cc")
@@ -162,7 +159,7 @@ def test_a_lock_that_an_administrator_has_configured_comes_back(
     assert not governor.can_set  # the user's word is not believed, and not silently dropped
     assert '{"GpuLockedClocks": [300, 1095]}' in governor.why_not
     governor.close()
-    locks.configured_file().write_text('{"GpuLockedClocks": [300, 1095]}')
+    root_guard.configured_file().write_text('{"GpuLockedClocks": [300, 1095]}')
     governor = NvmlGovernor(environ=environ, guarded=False)
     assert governor.apply(Settings(clock_MHz=900)).notes == ()  # nothing will be released
     governor._nvml._drop()  # as if this process were gone
@@ -172,8 +169,8 @@ def test_a_lock_that_an_administrator_has_configured_comes_back(
 def test_zeusd_comes_first_and_nothing_is_tried_where_nothing_is_installed(
     listens: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(clock_backends, "DEFAULT_SOCKET", str(folder / "none"))
-    monkeypatch.setattr(clock_backends, "PROGRAM", str(folder / "none"))
+    monkeypatch.setattr(root_guard, "DEFAULT_SOCKET", str(folder / "none"))
+    monkeypatch.setattr(root_guard, "PROGRAM", str(folder / "none"))
     gpu = Gpu(0, GPU, "", None, None)
     both = {GUARD_SOCKET: str(listens), "ZEUSD_SOCK_PATH": "/run/zeusd.sock"}
     assert [way.means for way in available_backends(pynvml, gpu, both)] == [

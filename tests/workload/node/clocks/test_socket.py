@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -13,11 +14,17 @@ from tests.support.entry_points import install_plugin
 from tests.support.sysfs import make_sysfs, settings_of
 from tests.twin import TwinGpu, TwinNode
 from tuner.search_spaces.configuration import Settings
+from tuner.search_spaces.errors import InputError
 from tuner.testing.clocks import GovernorContract
 from tuner.workload.node.clocks import clock_backends
+from tuner.workload.node.clocks.base import SOCKET
+from tuner.workload.node.clocks.clock_backends import NVML_MEANS
 from tuner.workload.node.clocks.cpu import CpuGovernor
 from tuner.workload.node.clocks.governor import NvmlGovernor
 from tuner.workload.node.facts import inspect_node
+from tuner.workload.node.platforms.base import Host
+from tuner.workload.node.platforms.cores import Cores
+from tuner.workload.node.readiness import missing_clocks
 
 GROUP = "joulefront.clocks"
 #: A daemon of a site, which sets for everybody.
@@ -117,3 +124,46 @@ def test_a_way_that_fails_when_asked_is_a_reason_and_no_traceback(
         assert not governor.can_set
         assert "the plug-in 'site' does not do it either" in governor.why_not
         assert "OSError: daemon is gone" in governor.why_not
+
+
+@pytest.mark.parametrize("name", ["zeusd", "guard"])
+def test_a_shipped_way_follows_the_protocol_of_plugins(name: str) -> None:
+    assert SOCKET.check(SOCKET.part(name)) == ""
+
+
+@pytest.fixture
+def core_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installation without any shipped way but NVML."""
+    for name in ("zeusd", "guard", "cores"):
+        module = SOCKET.shipped[name].partition(":")[0]
+        monkeypatch.setitem(sys.modules, module, None)
+
+
+@pytest.mark.usefixtures("core_alone")
+@pytest.mark.needs("cc")
+def test_without_the_shipped_ways_nvml_sets_and_puts_back(
+    twin_node: Callable[..., TwinNode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = twin_node(TwinGpu(), virtual_time=False, children=True)
+    with closing(NvmlGovernor(environ={"ZEUSD_SOCK_PATH": "/run/zeusd.sock"})) as governor:
+        assert governor.means == NVML_MEANS
+        governor.apply(Settings(clock_MHz=900))
+        assert node.locked_MHz() is not None
+    assert node.locked_MHz() is None
+    monkeypatch.setattr(clock_backends, "has_right", lambda: False)
+    with closing(NvmlGovernor(environ={})) as governor:
+        assert not governor.can_set
+        assert "an administrator fix the clock with: nvidia-smi -i 0" in governor.why_not
+    assert missing_clocks({}).lines == ()
+
+
+@pytest.mark.usefixtures("core_alone")
+def test_without_their_governor_the_clocks_of_cores_stay(tmp_path: Path) -> None:
+    cores = Cores({}, sys=make_sysfs(tmp_path / "sys"))
+    cluster = cores.cluster(Host(2**34, 4))
+    assert not cluster.clock_control
+    assert not cores.clocks().can_set
+    with closing(cores.open_governor(cluster)) as governor:
+        assert "not installed here" in governor.why_not
+        with pytest.raises(InputError, match="install all parts"):
+            governor.apply(Settings(clock_MHz=2000))

@@ -18,8 +18,8 @@ import pytest
 
 from tests.twin import TwinGpu, TwinNode
 from tuner.search_spaces.configuration import Settings
-from tuner.workload.node.clocks.clock_backends import ZeusdNvml
 from tuner.workload.node.clocks.governor import NvmlGovernor
+from tuner.workload.node.clocks.zeusd import ZeusdNvml
 
 pytestmark = pytest.mark.needs("cc")
 Make = Callable[..., TwinNode]

@@ -14,7 +14,7 @@ import pytest
 
 from tests.support.scripted_ranks import ScriptedClock, ScriptedMeter, ScriptedRanks
 from tuner.search_spaces.configuration import Settings
-from tuner.workload.node.clocks.cpu import FASTEST
+from tuner.workload.node.clocks.base import FASTEST
 from tuner.workload.node.measure.measurement import delivered_of, drift_of, measurement, not_applied
 from tuner.workload.node.measure.statistics import (
     Z90,
