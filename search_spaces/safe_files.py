@@ -21,6 +21,8 @@ from tuner.search_spaces.errors import InputError
 
 #: Permissions of an executable script, before the umask.
 SCRIPT_MODE = 0o700
+#: File beside a run that was unpacked from an archive; it holds the archive's path.
+ARCHIVED = ".joulefront-archive"
 #: User that NFS shows as the owner of root's files.
 _NOBODY_UID = 65_534
 
@@ -150,14 +152,27 @@ def _user(uid: int) -> str:
     return f"user {uid}"
 
 
+def archive_of(run: str | Path) -> Path | None:
+    """Return the archive that a run was unpacked from, if it was."""
+    with contextlib.suppress(OSError, ValueError):
+        return Path((Path(run).parent / ARCHIVED).read_text(encoding="utf-8"))
+    return None
+
+
 def require_own(run: str | Path) -> None:
-    """Refuse to write to, or to start anything from, a run folder of another user.
+    """Refuse to write to, or to start anything from, a run folder of another user or an archive.
 
     Such a user could put a link or a command in at any moment. Root's folders pass. The folder may
     be missing; that of all runs is refused where another user made it in a folder that every user
     can write to, such as /tmp. The InputError says how to copy it.
     """
     run = Path(run)
+    if archive := archive_of(run):
+        raise InputError(
+            f"{archive} is an archive, so nothing is written to it or started from it; name "
+            "another place for files, or unpack it first: "
+            f"python -m zipfile -e {shlex.quote(str(archive))} runs"
+        )
     owner = _foreign_owner(run)
     if owner is not None:
         raise InputError(

@@ -35,7 +35,7 @@ COMMANDS = (
     ),
     ("show", "plan"),
     ("export", "plan", "--to", "csv", "--redact"),
-    ("export", "plan", "--to", "bundle", "--out", "b.zip"),
+    ("export", "plan", "--to", "zip", "--out", "b.zip"),
     ("doctor", "--brief"),
     ("fit", "--cluster", "a100-8"),
 )

@@ -16,6 +16,7 @@ from tuner.display.notebook import result_html
 from tuner.display.text import answer_lines, choice_lines, explanation_lines
 from tuner.problem.constraints import Constraints, LimitOptions
 from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.safe_files import archive_of
 from tuner.search_spaces.typed_json import JSON_SCHEMA
 from tuner.workload.records.without_energy import known_figures
 
@@ -127,7 +128,7 @@ class Result(Answer):
         docs/report.md describes them; `schema` rises if one changes its meaning or goes.
         """
         named = {
-            "run_dir": str(self.run_dir) if self.run_dir else None,
+            "run_dir": str(archive_of(self.run_dir) or self.run_dir) if self.run_dir else None,
             "front": self.front_points,
             "steps": self.length,
             "stop_reason": self.stop,

@@ -261,7 +261,7 @@ def test_fewer_gpus_than_the_default_needs_are_taken(capsys):  # 33
         (13, ["show", "opts"], ["unknown run 'opts' in /", "did you mean 'opt'?"]),
         (15, ["apply", "opt", "--point", "99"], ["unknown measured point '99'; known: 1 to "]),
         (15, ["compare", "opt", "bets"], ["did you mean 'best'?"]),
-        (22, ["export", "opt", "--to", "xlsx"], ["unknown format 'xlsx'; known: bundle, csv"]),
+        (22, ["export", "opt", "--to", "xlsx"], ["unknown format 'xlsx'; known: csv, zip"]),
         (22, ["export", "opt", "--to", "cvs"], ["did you mean 'csv'?"]),
     ],
 )

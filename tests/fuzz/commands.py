@@ -29,7 +29,7 @@ TYPED = (
     *("a=b", "live:x=1,2", "env:A=1,2", "env:=1", "env:A B=1,2", "{micro_batch=1}", "{", "'", "-"),
     *("--", "-x", "--json", "é", "\u202e", "=1+1", "@/etc/hostname", "@", "sqlite:///x.db", "auto"),
     *("sqlite:////nonexistent/x.db", "mysql://x", "127.0.0.1:1", "x" * 300, ".", "runs", "csv"),
-    *("bundle", "energy", "time", "cost", "simulated", "inline", "t.csv", "default", "home"),
+    *("zip", "energy", "time", "cost", "simulated", "inline", "t.csv", "default", "home"),
 )
 #: Commands that answer at once, each with words that make it so.
 COMMANDS: dict[str, tuple[str, ...]] = {
@@ -142,7 +142,7 @@ def _pasted(folder: Path) -> Try:
     return one
 
 
-def _bundles(folder: Path) -> Try:
+def _exports(folder: Path) -> Try:
     run = _keep_run(folder)
     study = tomllib.loads((run / "study.toml").read_text())
     trace = (run / "trace" / "probes.jsonl").read_bytes()
@@ -152,9 +152,13 @@ def _bundles(folder: Path) -> Try:
         (run / "trace" / "probes.jsonl").write_bytes(
             torn(trace, draw) if draw.random() < 0.5 else trace
         )
-        to = draw.choice(("csv", "bundle"))
+        to = draw.choice(("csv", "zip"))
         redact = draw.choice(((), ("--redact",)))
         command("export", "kept", "--to", to, "--out", f"out.{to}", *redact)
+        if (archive := folder / "out.zip").is_file():
+            archive.write_bytes(torn(archive.read_bytes(), draw))
+            command(draw.choice(("show", "choose", "replay", "compare")), "out.zip")
+            archive.unlink(missing_ok=True)
 
     return one
 
@@ -195,7 +199,7 @@ _ASKED: tuple[tuple[str, ...], ...] = (
     ("runs", "stop", "kept"), ("choose", "kept", "--minimize", "energy"), ("explain", "kept"),
     ("compare", "kept"), ("apply", "kept", "--out", "best"), ("runs", "--json"),
     ("export", "kept", "--to", "csv", "--out", "kept.csv"),
-    ("export", "kept", "--to", "bundle", "--out", "kept.zip"),
+    ("export", "kept", "--to", "zip", "--out", "kept.zip"),
 )  # fmt: skip
 
 
@@ -232,7 +236,7 @@ KINDS: tuple[Kind, ...] = (
     Kind("knobs of a search", _knobs_of_a_search, 1.0),
     Kind("checked drivers", _checked_drivers, 2.0),
     Kind("pasted commands", _pasted, 0.5),
-    Kind("exports", _bundles, 0.5),
+    Kind("exports", _exports, 0.5),
     Kind("simulated searches", _simulated, 0.3),
     Kind("odd files in a run", _odd_files, 2.0),
 )

@@ -399,11 +399,11 @@ def test_an_error_of_input_is_one_line_whatever_a_file_holds() -> None:
 
 
 @pytest.mark.parametrize("name", ["study.toml", "plan.json"])
-def test_a_redacted_bundle_of_a_torn_file_is_refused(tmp_path: Path, name: str) -> None:
-    from tuner.deploy.bundle import make_bundle
+def test_a_redacted_zip_file_of_a_torn_file_is_refused(tmp_path: Path, name: str) -> None:
+    from tuner.exchange.archive import write_zip
 
     run = RunFolder(tmp_path / "kept")
     shutil.copytree(DATA / "measured", run.path)
     (run.path / name).write_bytes(b"\xd2 [")
     with pytest.raises(InputError):
-        make_bundle(run, tmp_path / "out.zip", redact=True)
+        write_zip(run, tmp_path / "out.zip", redact=True)

@@ -170,7 +170,11 @@ def _add_replay(commands: Commands) -> None:
         "replay", _replay, "search a recorded run or table again; nothing is started"
     )
     add = replay.add_argument
-    add("path", metavar="PATH", help="a run, the folder of a recorded table, or a trace")
+    add(
+        "path",
+        metavar="PATH",
+        help="a run or its zip file, a recorded table's folder, or a trace",
+    )
     add("--group", metavar="NAME", help="search problem of a table that holds several")
     add("--steps", type=int, metavar="N", help="steps of the whole training")
     add(

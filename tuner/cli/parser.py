@@ -186,7 +186,10 @@ class Commands:
         """Add a command about an existing run; the options are those of `command`."""
         added = self.command(name, run, summary, **options)
         added.add_argument(
-            "run", nargs="?", metavar="RUN", help="name or folder of the run (default: the latest)"
+            "run",
+            nargs="?",
+            metavar="RUN",
+            help="name, folder or zip file of the run (default: the latest)",
         )
         add_shared(added, "--runs-dir")
         added.set_defaults(of_run=True)

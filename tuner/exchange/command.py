@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import shlex
 from pathlib import Path
+from typing import Any
 
 from tuner.cli.arguments import add_shared
 from tuner.cli.options import OK, add_options, answer, made_of_options
@@ -33,28 +34,37 @@ def _import(args: argparse.Namespace) -> int:
 def _export(args: argparse.Namespace) -> int:
     from contextlib import nullcontext
 
-    from tuner.deploy.bundle import make_bundle, redacted_copy
     from tuner.display.export import write_csv
+    from tuner.exchange.archive import redacted_copy, write_zip
+    from tuner.exchange.redact import REDACTION
     from tuner.problem.run_folder import find_run
     from tuner.study.load import result_of
 
-    kind = {".csv": "csv", ".zip": "bundle"}.get(Path(args.to).suffix.lower())
-    if kind is not None:
+    kind = Path(args.to).suffix.lower().removeprefix(".")
+    if kind in ("csv", "zip"):
         raise InputError(f"--to takes the format: --to {kind} --out {shlex.quote(args.to)}")
+    if args.to not in ("csv", "zip"):
+        raise UnknownName("format", args.to, ["csv", "zip"])
     run = find_run(args.run, args.runs_dir)
-    if args.to == "bundle":
-        made = make_bundle(run, Path(args.out) if args.out else None, redact=args.redact)
-        answer(args, made.to_json(), made.lines())
+    data: dict[str, Any] = {"to": args.to, **({"redacted": True} if args.redact else {})}
+    if args.to == "zip":
+        data |= write_zip(run, Path(args.out) if args.out else None, redact=args.redact)
+        whole = "contains    host names, paths and arguments; --redact replaces them"
+        redacted = f"redacted    {REDACTION}; read it before you publish it"
+        lines = [
+            f"zip         {data['out']}, {data['files']} files",
+            redacted if args.redact else whole,
+            f"sha256      {data['sha256']}",
+            f"open it     tuner show {shlex.quote(data['out'])}",
+        ]
+        answer(args, data, lines)
         return OK
-    if args.to != "csv":
-        raise UnknownName("format", args.to, ["csv", "bundle"])
     out = args.out
     if args.redact:
         out = out or f"{run.name}-redacted.csv"
     with redacted_copy(run) if args.redact else nullcontext(run) as source:
-        path = write_csv(result_of(source), out)
-    data = {"to": args.to, "out": str(path), **({"redacted": True} if args.redact else {})}
-    answer(args, data, [f"{args.to}: {path}"])
+        data["out"] = str(write_csv(result_of(source), out))
+    answer(args, data, [f"csv: {data['out']}"])
     return OK
 
 
@@ -69,10 +79,10 @@ def add(commands: Commands) -> None:
     add("--name", metavar="NAME", help="name of the run")
     add_shared(csv, "--runs-dir")
     export = commands.of_run("export", _export, "a run's points as CSV, or the run as one file")
-    text = "csv, or bundle (a zip file)"
+    text = "csv, or zip (the run as one file, which tuner show reads)"
     export.add_argument("--to", required=True, metavar="FORMAT", help=text)
     export.add_argument(
-        "--out", metavar="PATH", help="file (default: in the run; a bundle, or redacted: here)"
+        "--out", metavar="PATH", help="file (default: in the run; a zip file, or redacted: here)"
     )
     text = "replace host and user names, paths, and what looks like a secret"
     export.add_argument("--redact", action="store_true", help=text)

@@ -7,6 +7,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tuner.problem.archive import is_archive, unpacked
 from tuner.problem.problem import (
     REAL_COST,
     ProbeCost,
@@ -106,7 +107,9 @@ def _identity(
 def _trace_problem(path: Path, steps: int | None, seed: int) -> tuple[Problem, RecordingRunner]:
     from tuner.workload.records.replay import TraceRunner
 
-    runner = TraceRunner(path, seed=seed)
+    archived = is_archive(path)
+    runner = TraceRunner(unpacked(path) if archived else path, seed=seed)
+    source = path if archived else runner.path
     study = RunFolder(runner.path.parent.parent).read_study() or {}
     job, cluster = parse_job(study), parse_cluster(study)
     launch_s = sorted(record.launch_s for record in runner.records)[len(runner.records) // 2]
@@ -115,11 +118,11 @@ def _trace_problem(path: Path, steps: int | None, seed: int) -> tuple[Problem, R
     candidates = Candidates.from_configurations(runner.configurations)
     job = job.lasting(steps) if job else None
     length = steps or (job.steps if job else 1)
-    recording = Recording(str(runner.path.resolve()), steps=length, baseline=baseline)
+    recording = Recording(str(source.resolve()), steps=length, baseline=baseline)
     name = "that of the recorded study" if baselines else "the first probe's"
     more = {key: study[key] for key in ("job", "cluster") if key in study}
     problem = Problem(
-        name=job.name if job else runner.path.stem,
+        name=job.name if job else source.stem,
         candidates=candidates,
         steps=length or 1,
         baseline=baseline,
@@ -149,5 +152,5 @@ def recorded_problem(
         return _trace_problem(path, steps, seed)
     raise InputError(
         f"{path} is nothing to replay; it must be a folder with table.toml and table.csv, "
-        "a run folder, or a trace (probes.jsonl)"
+        "a run folder or its zip file, or a trace (probes.jsonl)"
     )

@@ -20,6 +20,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
 
+from tuner.problem.archive import is_archive, unpacked
 from tuner.search_spaces.data_files import parse_toml, write_toml
 from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName, reason
 from tuner.search_spaces.library_count import take_kept_count
@@ -213,7 +214,11 @@ def find_run(run: str | Path | None, runs_dir: str | Path = "runs") -> RunFolder
 
     Args:
         run: text with a path separator, "." and ".." are a path; another text is the name of a run
-            in `runs_dir`, or else of a folder here. A `Path` is a path, or else a name.
+            in `runs_dir`, or else of a folder here. A `Path` is a path, or else a name. A zip file
+            is unpacked (`tuner.problem.archive.unpacked`).
+
+    Raises:
+        InputError: there is no such run, or it cannot be read.
     """
     folder = Path(runs_dir)
     runs = [path for _, path in _runs_in(folder)] if folder.is_dir() else []
@@ -229,6 +234,8 @@ def find_run(run: str | Path | None, runs_dir: str | Path = "runs") -> RunFolder
     for path in places:
         if names_a_file(path / "study.toml"):
             return RunFolder(path)
+        if is_archive(path):
+            return RunFolder(unpacked(path))
     for path in places:
         if os.path.lexists(path / "study.toml"):
             raise InputError(

@@ -1,4 +1,4 @@
-"""Bundles: a run is packed, unpacked elsewhere, and answers the same."""
+"""Zip files of runs: one is written, read elsewhere, and answers the same."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 import tuner
 from tuner.cli.main import main
-from tuner.deploy.bundle import make_bundle
+from tuner.exchange.archive import write_zip
 from tuner.problem.run_folder import RunFolder
 from tuner.search_spaces.errors import InputError
 
@@ -35,22 +35,25 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 
 
 @pytest.fixture(scope="module")
-def bundle(run: RunFolder, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_bundle(run, tmp_path_factory.mktemp("out") / "measured.bundle.zip").path
+def archive(run: RunFolder, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("out") / "measured.zip"
+    write_zip(run, path)
+    return path
 
 
-def unpacked(bundle: Path, folder: Path) -> RunFolder:
-    with zipfile.ZipFile(bundle) as archive:
-        archive.extractall(folder)
-    return RunFolder(folder)
+def unpacked(archive: Path, runs: Path) -> RunFolder:
+    with zipfile.ZipFile(archive) as file:
+        file.extractall(runs)
+    (run,) = runs.iterdir()
+    return RunFolder(run)
 
 
-def test_an_unpacked_bundle_is_a_run_that_answers_the_same(
-    run: RunFolder, bundle: Path, tmp_path: Path
-) -> None:
-    opened = unpacked(bundle, tmp_path / "runs" / "measured")
-    here, there = tuner.load_result(opened.path), tuner.load_result(run.path)
-    assert here.to_json()["points"] == there.to_json()["points"]
+def test_a_zip_file_answers_as_its_run(run: RunFolder, archive: Path, tmp_path: Path) -> None:
+    opened = unpacked(archive, tmp_path / "runs")
+    assert opened.name == "measured"
+    there = tuner.load_result(run.path)
+    for here in (tuner.load_result(opened.path), tuner.load_result(archive)):
+        assert here.to_json()["points"] == there.to_json()["points"]
     assert (opened.path / "trace" / "power" / "p0000.csv.gz").is_file()
     assert opened.report.stat().st_size > 100_000
 
@@ -75,14 +78,14 @@ def test_no_link_of_a_run_is_followed(
     place.symlink_to(outside)
     taken = linked == "plan.json" or linked.startswith("trace") or not redact
     if not taken or not any(outside.iterdir() if outside.is_dir() else [outside]):
-        make_bundle(RunFolder(copy), tmp_path / "out.zip", redact=redact)
+        write_zip(RunFolder(copy), tmp_path / "out.zip", redact=redact)
         return
     with pytest.raises(InputError, match="reached by a link"):
-        make_bundle(RunFolder(copy), tmp_path / "out.zip", redact=redact)
+        write_zip(RunFolder(copy), tmp_path / "out.zip", redact=redact)
     assert not (tmp_path / "out.zip").exists()
 
 
-@pytest.mark.parametrize("to", ["bundle", "csv"])
+@pytest.mark.parametrize("to", ["zip", "csv"])
 def test_what_is_redacted_names_nobody(
     run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, to: str
 ) -> None:
@@ -90,11 +93,10 @@ def test_what_is_redacted_names_nobody(
     assert main(["export", str(run.path), "--to", to, "--redact"]) == 0
     (path,) = tmp_path.iterdir()
     text = path.read_bytes()
-    if to == "bundle":
+    if to == "zip":
         with zipfile.ZipFile(path) as archive:
             text = b"".join(archive.read(name) for name in archive.namelist())
-        opened = tuner.load_result(unpacked(path, tmp_path / "runs" / "measured").path)
-        assert opened.best == tuner.load_result(run.path).best
+        assert tuner.load_result(path).best == tuner.load_result(run.path).best
     for name in (b"zqadmin", b"gpu-n03", b"cluster.example", b"hush-hush"):
         assert name not in text, name
 
@@ -102,22 +104,21 @@ def test_what_is_redacted_names_nobody(
 def test_a_plan_is_packed_too(tmp_path: Path) -> None:
     made = tuner.plan("tiny-gpt", cluster="cpu-2", space="clocks", runs_dir=tmp_path, name="plan")
     for redact in (False, True):
-        path = make_bundle(RunFolder(tmp_path / "plan"), tmp_path / "p.zip", redact=redact).path
-        opened = unpacked(path, tmp_path / f"again-{redact}")
-        again = tuner.load_result(opened.path)
-        assert again.front_points == made.front_points
+        write_zip(RunFolder(tmp_path / "plan"), tmp_path / "p.zip", redact=redact)
+        assert tuner.load_result(tmp_path / "p.zip").front_points == made.front_points
 
 
-def test_equal_runs_make_equal_bundles(run: RunFolder, bundle: Path, tmp_path: Path) -> None:
-    again = make_bundle(run, tmp_path / "again.zip")
-    assert again.path.read_bytes() == bundle.read_bytes()
-    assert stat.S_IMODE(again.path.stat().st_mode) == 0o600
+def test_equal_runs_make_equal_zip_files(run: RunFolder, archive: Path, tmp_path: Path) -> None:
+    again = tmp_path / "again.zip"
+    write_zip(run, again)
+    assert again.read_bytes() == archive.read_bytes()
+    assert stat.S_IMODE(again.stat().st_mode) == 0o600
 
 
-def test_the_commands(bundle: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    unpacked(bundle, tmp_path / "runs" / "theirs")
+def test_a_zip_file_is_exported_again(
+    archive: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "again.zip"
-    runs = ["--runs-dir", str(tmp_path / "runs")]
-    words = ["export", "theirs", "--to", "bundle", *runs, "--out", str(out)]
-    assert main(words) == 0
-    assert "unzip again.zip -d runs/NAME" in capsys.readouterr().out
+    assert main(["export", str(archive), "--to", "zip", "--out", str(out)]) == 0
+    assert f"tuner show {out}" in capsys.readouterr().out
+    assert out.read_bytes() == archive.read_bytes()
