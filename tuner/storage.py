@@ -19,6 +19,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 
 from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.extras import install_command
 from tuner.search_spaces.safe_files import open_plain
 from tuner.search_spaces.typed_json import one_line
 from tuner.workload.records.trace import repair_torn_tail
@@ -121,7 +122,7 @@ def open_storage(url: str | None, journal: Path) -> optuna.storages.BaseStorage:
         driver = getattr(error.__cause__, "name", None) or error
         raise InputError(
             f"storage {shown} needs a driver that is not installed ({driver}); "
-            "for PostgreSQL install joulefront[postgresql]"
+            f"for PostgreSQL: {install_command('postgresql')}"
         ) from error
     except Exception as error:  # of SQLAlchemy, the driver or Optuna
         raise InputError(

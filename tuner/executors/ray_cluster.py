@@ -36,6 +36,7 @@ from tuner.executors.ray_security import (
 from tuner.formatting import counted
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.errors import InputError, UnknownName
+from tuner.search_spaces.extras import install_command
 from tuner.workload.node.agent import Agent, NodeStatus, unusable
 from tuner.workload.node.clocks.base import GovernorError
 from tuner.workload.node.facts import NodeFacts
@@ -66,7 +67,7 @@ def import_ray() -> Any:
     try:
         import ray
     except ImportError:
-        raise RayUnavailable("Ray is not installed", "install joulefront[ray]") from None
+        raise RayUnavailable("Ray is not installed", install_command("ray")) from None
     if not has_tokens():
         why = (
             f"Ray {ray.__version__} has no token authentication, so other users could run code "

@@ -18,6 +18,7 @@ from typing import Any
 
 from tuner.search_spaces.cluster import Cluster, load_device
 from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.extras import install_command
 from tuner.workload.node.clocks.base import SOCKET as CLOCKS
 from tuner.workload.node.host import (
     ENOUGH_CORES,
@@ -107,7 +108,10 @@ class NodeFacts:
         if self.cluster is None:
             return (f"node {self.host} is not used: {self.trouble}",)
         lacking = [name for name in NEEDED if self.packages.get(name) is None]
-        found = [f"{name} is not installed there" for name in lacking]
+        found = []
+        if lacking:
+            names = f"{', '.join(lacking)} {'is' if len(lacking) == 1 else 'are'}"
+            found.append(f"{names} not installed there ({install_command('train')})")
         if requested is not None and requested.clock_control and self.why_clocks_fixed:
             found.append(f"its clocks may not be set ({self.why_clocks_fixed})")
         devices = self._devices(requested)

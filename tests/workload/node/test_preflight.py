@@ -16,6 +16,7 @@ import pytest
 from tests.support.sysfs import make_proc
 from tests.twin import TwinGpu, TwinNode
 from tuner.search_spaces.cluster import load_cluster
+from tuner.search_spaces.extras import install_command
 from tuner.workload.node.facts import NodeFacts, inspect_node
 from tuner.workload.node.platforms.nvidia import Nvidia
 
@@ -117,6 +118,14 @@ def test_clocks_that_may_not_be_set_refuse_the_node_only_where_they_are_searched
     searched = replace(facts.cluster, clock_control=True)
     (sentence,) = facts.refusals(searched)
     assert "clocks may not be set" in sentence
+
+
+def test_missing_packages_refuse_the_node_with_the_line_that_installs_them(proc: Path) -> None:
+    facts = replace(seen(proc), packages={**seen(proc).packages, "torch": None, "deepspeed": None})
+    assert facts.refusals()[0] == (
+        f"node {facts.host} is not used: torch, deepspeed are not installed there "
+        f"({install_command('train')})"
+    )
 
 
 def test_too_little_free_memory_refuses_the_node(proc: Path, twin_node: Make) -> None:
