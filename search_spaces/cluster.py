@@ -1,20 +1,28 @@
 """Clusters: device kind and count, nodes, links, host memory and available clocks.
 
-Facts are data: `data/devices/*.toml` and `data/clusters/*.toml`, each figure with its source; a
-user adds a GPU or a cluster by adding a file and naming its path. *This* machine is detected in
+Facts are data: `data/catalogue/devices.toml` and `data/clusters/*.toml`, each figure with its
+source; a user adds a GPU or a cluster by adding a file and naming its path, or describes a node in
+a word (`8xH100`, `tuner.search_spaces.node_names`). *This* machine is detected in
 `tuner.workload.node.machine`, which may ask NVML; this module only holds facts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-from tuner.search_spaces.data_files import check_keys, find_file, included_names, read_toml
-from tuner.search_spaces.errors import InputError, InvalidValue, check_integer
+from tuner.search_spaces.data_files import (
+    catalogue,
+    check_keys,
+    find_file,
+    included_names,
+    read_toml,
+)
+from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName, check_integer
+from tuner.search_spaces.node_names import NodeName, device_tables, read_node
 from tuner.search_spaces.options import check_options, limited
 from tuner.search_spaces.typed_json import check_fields, names_a_file, plain_text
 
@@ -119,6 +127,7 @@ class Cluster:
         nvme_path: a folder on each node's own NVMe drive, for offload; empty if there is none.
         failures_per_node_day: that end a training on the node, for plans; 0 if they are not
             counted.
+        assumed: a sentence on what was not stated, of a node that was described in a word.
         restart_s: from a failure until the training goes on.
         checkpoint_s: that saving the state holds the training up.
         checkpoint_interval_s: work between two checkpoints; 0 for the best.
@@ -143,6 +152,7 @@ class Cluster:
     restart_s: float = limited(default=0.0, least=0)
     checkpoint_s: float = limited(default=0.0, least=0)
     checkpoint_interval_s: float = limited(default=0.0, least=0)
+    assumed: str = limited(default="")
 
     def __post_init__(self) -> None:
         where = f"of cluster {self.name!r}"
@@ -166,9 +176,14 @@ class Cluster:
         return self.device.clocks_MHz if self.clock_control else ()
 
 
+#: Of the catalogue's devices: the node that such a device usually has, further words of its name,
+#: and how many of it a board holds. No facts of the device itself.
+_OF_NODE = ("node", "also_called", "devices_per_board")
+
+
 def device_names() -> list[str]:
     """Return the names of the devices that joulefront includes."""
-    return included_names("devices")
+    return list(device_tables())
 
 
 def cluster_names() -> list[str]:
@@ -187,8 +202,13 @@ def _build(cls: type, data: Mapping[str, Any], subject: str) -> Any:
 
 def load_device(name: str) -> Device:
     """Load a device by shipped name or path. `clocks_MHz` may be a list or {min, max, step}."""
-    file, stem = find_file("devices", name, "device")
-    data = read_toml(file, f"device {name!r}")
+    if name in device_tables():
+        stem, data = name, device_tables()[name]
+        data = {key: value for key, value in data.items() if key not in _OF_NODE}
+    elif names_a_file(path := Path(name)):
+        stem, data = path.stem, read_toml(path, f"device {name!r}")
+    else:
+        raise UnknownName("device", name, [*device_names(), "or the path of a toml file"])
     clocks = data.get("clocks_MHz")
     if isinstance(clocks, dict):
         try:
@@ -204,8 +224,12 @@ def load_device(name: str) -> Device:
 
 
 def load_cluster(name: str) -> Cluster:
-    """Load a cluster by shipped name or path. `device` names a device file."""
-    file, stem = find_file("clusters", name, "cluster")
+    """Load a cluster by shipped name, path or description (`8xH100`)."""
+    built_in = name in cluster_names() or names_a_file(Path(name))
+    if not built_in and (described := read_node(name)) is not None:
+        return _described(described, name)
+    other = ("or a node such as 8xH100 or 2x4xL40S", "or the path of a toml file")
+    file, stem = find_file("clusters", name, "cluster", other=other)
     data = read_toml(file, f"cluster {name!r}")
     if not isinstance(data.get("device"), str):
         raise InputError(f"cluster {stem!r} names no device; known: {', '.join(device_names())}")
@@ -215,6 +239,76 @@ def load_cluster(name: str) -> Cluster:
     values = {"name": stem, **data, "device": load_device(kind)}
     plain_text(str(values["name"]), f"the name of the cluster in {name}")
     return _build(Cluster, values, f"cluster {stem!r}")
+
+
+#: Figures of a node that are assumed where its description does not state them.
+_USUAL = ("link_Bps", "network_Bps", "host_link_Bps", "host_memory_bytes")
+
+
+def _described(node: NodeName, text: str) -> Cluster:
+    """Return the cluster of a description: its devices, in nodes as such devices usually have."""
+    table = device_tables()[node.device]
+    usual = catalogue("nodes")[table["node"]]
+    devices = node.devices_per_node * table.get("devices_per_board", 1)
+    figures = {
+        "link_Bps": usual["link_Bps"],
+        "network_Bps": usual.get("network_Bps") or usual["node_network_Bps"] / devices,
+        "host_link_Bps": usual["host_link_Bps"],
+        "host_memory_bytes": usual["host_memory_each_bytes"] * devices,
+        "host_memory_Bps": usual.get("host_memory_Bps", 0.0) * devices,
+        "link_mesh": usual.get("link_mesh", False),
+    }
+    stated = _figures(node.stated, text)
+    device = load_device(node.device)
+    name = f"{node.devices_per_node}x{node.device}"
+    if node.nodes > 1:
+        name = f"{node.nodes}x{name}"
+    return Cluster(
+        name=",".join([name, *(f"{key}={value}" for key, value in node.stated.items())]),
+        device=device,
+        devices_per_node=devices,
+        nodes=node.nodes,
+        sources=(f"{', '.join(k for k in figures if k not in stated)}: {usual['what']}",),
+        assumed=_assumed(node, devices, figures, stated, usual["what"]),
+        **{"clock_control": bool(device.clocks_MHz), **figures, **stated},
+    )
+
+
+def _figures(stated: Mapping[str, str], text: str) -> dict[str, Any]:
+    """Return the figures of a cluster that follow a description."""
+    item_types = {item.name: str(item.type) for item in fields(Cluster)}
+    may = [n for n, t in item_types.items() if t in ("float", "int", "bool") and n != "nodes"]
+    may.remove("devices_per_node")
+    check_keys(stated, may, f"{text!r}")
+    found: dict[str, Any] = {}
+    for name, written in stated.items():
+        try:
+            value = {"true": True, "false": False}.get(written.lower())
+            if item_types[name] == "bool" and value is None:
+                raise ValueError
+            number = float(written) if value is None else value
+            found[name] = number if item_types[name] != "int" else int(number)
+        except (ValueError, OverflowError) as error:
+            legal = "true or false" if item_types[name] == "bool" else "a number, such as 25e9"
+            raise InvalidValue(f"{name} in {text!r}", written, legal) from error
+    return found
+
+
+def _assumed(
+    node: NodeName, devices: int, figures: Mapping[str, Any], stated: Mapping[str, Any], what: str
+) -> str:
+    parts = []
+    if node.others:
+        parts.append(f"{node.device} is meant, not {' or '.join(node.others)}")
+    if devices != node.devices_per_node:
+        each = devices // node.devices_per_node
+        parts.append(f"each board is {each} devices to PyTorch, so a node has {devices}")
+    if left := [f"{n}={figures[n]:.3g}".replace("e+", "e") for n in _USUAL if n not in stated]:
+        parts.append(
+            f"{', '.join(left)} as usual there ({what}); yours go after the name: --cluster "
+            f"{node.devices_per_node}x{node.device},{left[-1]}"
+        )
+    return "; ".join(parts)
 
 
 def enlarged(cluster: Cluster, gpus: int) -> Cluster:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, lru_cache
 from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
@@ -106,9 +107,12 @@ class Constants:
         return tuple(field.name for field in fields(cls) if field.name != "sources")
 
 
+def _file(name: str) -> Traversable:
+    return resources.files("tuner.models") / "data" / "constants" / f"{name}.toml"
+
+
 def _read(name: str, path: Path | None = None) -> dict[str, Any]:
-    source = path or resources.files("tuner.models") / "data" / "constants" / f"{name}.toml"
-    data = read_toml(source, f"constants {name!r}")
+    data = read_toml(path or _file(name), f"constants {name!r}")
     check_keys(data, (*Constants.figures(), "sources", "like"), f"constants {name!r}")
     if "like" not in data:
         return data
@@ -129,8 +133,18 @@ def load_constants(name: str | Path) -> Constants:
 @lru_cache(maxsize=64)
 def constants_of(device: Device) -> Constants:
     """Return the constants of a device: from its own file if it exists, else those of its type."""
-    shipped = resources.files("tuner.models") / "data" / "constants" / f"{device.name}.toml"
-    return load_constants(device.name if names_a_file(shipped) else device.type)
+    return load_constants(device.name if names_a_file(_file(device.name)) else device.type)
+
+
+def origin_of(device: Device) -> str:
+    """Return where a device's constants come from: published, scaled, guessed or estimated.
+
+    Published are those that were set to published measurements of such devices; scaled those of all
+    NVIDIA GPUs, shares of the figures of the data sheet; guessed the same on another vendor's GPUs.
+    """
+    if names_a_file(_file(device.name)):
+        return "published"
+    return {"cuda": "scaled", "cpu": "estimated"}.get(device.type, "guessed")
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from tuner.models.analytic.constants import origin_of
 from tuner.search_spaces.cluster import Device
 from tuner.search_spaces.configuration import Configuration
 
@@ -90,11 +91,20 @@ def known_errors(device: Device) -> tuple[Check, ...]:
     return tuple(check for check in checks if device.name in check.devices)
 
 
+#: What the origin of a device's constants says of their errors.
+_ORIGINS = {
+    "published": "its constants were set to published runs on it",
+    "scaled": "its constants are those of all NVIDIA GPUs, scaled by its data sheet",
+    "guessed": "its constants are those of NVIDIA GPUs, a guess, scaled by its data sheet",
+    "estimated": "its constants are estimates",
+}
+
+
 def known_error_lines(device: Device) -> list[str]:
     """Return sentences on the models' error on this kind of device."""
     return [check.sentence for check in known_errors(device)] or [
         f"unknown: the models were not compared with measurements on {device.name}; "
-        "for other kinds see benchmarks.published",
+        f"{_ORIGINS[origin_of(device)]} (for other kinds see benchmarks.published)",
     ]
 
 

@@ -59,7 +59,16 @@ REVIEWED = [
     (
         3,
         ["optimize", "tiny-gpt", "--cluster", "h100-64"],
-        ["unknown cluster 'h100-64'; did you mean 'h100-32'?", "or the path of a toml file"],
+        ["there is no cluster 'h100-64'", "--cluster 64xH100", "2x8xH100"],
+    ),
+    (
+        3,
+        ["optimize", "tiny-gpt", "--cluster", "gh200-3Z"],
+        [
+            "unknown cluster 'gh200-3Z'; did you mean 'gh200-32'?",
+            "or a node such as 8xH100",
+            "or the path of a toml file",
+        ],
     ),
     (4, [*PLAN, "--deadline", "2x"], ["--deadline: '2x' must be a number with a unit (s, "]),
     (5, [*PLAN, "--deadline", "7200"], ["--deadline: '7200' must be", "such as 2h, 90m or 7200s"]),
@@ -134,9 +143,9 @@ OTHERS = [
     (["optimize", "--name", "a", "--max-probes", "3"], ["name what to tune"]),
     (["plan"], ["name what to plan: tuner plan opt-350m --cluster a100-8"]),
     (["plan", "--cluster", "a100-8"], ["name what to plan"]),
-    (["plan", "opt-350m"], ["this machine has no GPU to predict for; name a cluster"]),
+    (["plan", "opt-350m"], ["this machine has no GPU to predict for; describe a node"]),
     (["plan", "opt-350n"], ["unknown job 'opt-350n'; did you mean 'opt-350m'?"]),
-    (["fit", "opt-350m"], ["this machine has no GPU to predict for; name a cluster"]),
+    (["fit", "opt-350m"], ["this machine has no GPU to predict for; describe a node"]),
     (["plan", "meta-llama/Llama-3-8B"], ["named in a job file by its config.json"]),
     (
         ["optimize", "python", "plain.py", "--steps", "100"],

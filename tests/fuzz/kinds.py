@@ -121,9 +121,11 @@ def _clusters(folder: Path) -> Callable[[random.Random], Any]:
 
 
 def _devices(folder: Path) -> Callable[[random.Random], Any]:
+    every = tomllib.loads(_data("catalogue", "devices.toml"))
+    of_node = ("node", "also_called", "devices_per_board")
     sounds = [
-        tomllib.loads(_data("devices", f"{n}.toml"))
-        for n in ("A100-SXM-80GB", "GH200-96GB", "cpu-core")
+        {key: value for key, value in every[name].items() if key not in of_node}
+        for name in ("A100-SXM-80GB", "GH200-96GB", "cpu-core")
     ]
     cluster = tomllib.loads(_data("clusters", "a100-8.toml"))
     device = {"device": str(folder / "device.toml")}

@@ -26,7 +26,8 @@ _SHARED: dict[str, dict[str, Any]] = {
     "--cluster": {
         "default": "auto",
         "metavar": "NAME",
-        "help": "cluster file or name, auto for this machine (default: auto)",
+        "help": "a node such as 8xH100 or 2x4xL40S, a cluster's file or name, or auto for this "
+        "machine (default: auto)",
     },
     "--space": {
         "metavar": "NAME",

@@ -1,4 +1,4 @@
-"""`tuner list`: built-in jobs, clusters and knobs by name; and `tuner completion`."""
+"""`tuner list`: built-in jobs, clusters, devices and knobs by name; and `tuner completion`."""
 
 from __future__ import annotations
 
@@ -58,6 +58,31 @@ def _clusters(name: str | None) -> Listing:
     return [asdict(cluster) for cluster in clusters], columns(rows)
 
 
+def _devices(name: str | None) -> Listing:
+    from dataclasses import asdict
+
+    from tuner.models.analytic.constants import origin_of
+    from tuner.search_spaces.cluster import device_names, load_device
+    from tuner.search_spaces.node_names import devices_called
+
+    if name is not None and name not in device_names() and (called := devices_called(name)):
+        name = called[0]
+    devices = [load_device(each) for each in _named("device", device_names(), name)]
+    rows = [("device", "memory", "bf16", "bandwidth", "limit", "constants")]
+    rows += [
+        (
+            device.name,
+            f"{device.memory_bytes / 1e9:.0f} GB",
+            f"{device.peak_flops / 1e12:,.3g} TFLOP/s",
+            f"{device.memory_bandwidth_Bps / 1e9:,.0f} GB/s",
+            f"{device.max_W:.0f} W",
+            origin_of(device),
+        )
+        for device in devices
+    ]
+    return [{**asdict(device), "constants": origin_of(device)} for device in devices], columns(rows)
+
+
 def _spaces(name: str | None) -> Listing:
     from tuner.search_spaces.space import load_space, space_names
 
@@ -110,6 +135,7 @@ def _frameworks(name: str | None) -> Listing:
 KINDS = {
     "jobs": (_jobs, True),
     "clusters": (_clusters, True),
+    "devices": (_devices, True),
     "spaces": (_spaces, True),
     "knobs": (_knobs, False),
     "frameworks": (_frameworks, False),
@@ -169,7 +195,7 @@ def _complete_runs(parser: argparse.ArgumentParser) -> None:
 
 def add(commands: Commands) -> None:
     """Add the commands of this module."""
-    listed = commands.command("list", _list, "list what is built in: jobs, clusters, knobs ...")
+    listed = commands.command("list", _list, "list what is built in: jobs, devices, knobs ...")
     listed.add_argument(
         "what", nargs="?", choices=list(KINDS), metavar="WHAT", help=", ".join(KINDS)
     )

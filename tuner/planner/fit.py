@@ -238,7 +238,9 @@ def fit(
         parameter_count=facts_of(job).parameters,
         find_fewest_gpus=partial(_fewest_gpus, request),
         doubts=facts_of(job).doubts,
-        assumed=assumed,
+        assumed=(*assumed, f"Assumed of the node: {cluster.assumed}.")
+        if cluster.assumed
+        else assumed,
     )
 
 

@@ -378,7 +378,8 @@ def question_of(request: JobRequest, *, plan: bool = False) -> Question:
     whole = name if isinstance(name, SearchSpace) else load_space(name)
     name = name.name if isinstance(name, SearchSpace) else str(name)
     searched = request.allowed(whole)
-    notes += [*today.notes, *([why] if why else [])]
+    assumed = cluster.assumed and f"assumed of the node: {cluster.assumed}"
+    notes += filter(None, [assumed, *today.notes, why])
     return Question(request, plan, job, cluster, name, whole, searched, today, tuple(notes))
 
 
@@ -468,8 +469,9 @@ def cluster_to_predict(cluster: Cluster | str) -> Cluster:
     found = cluster_of(cluster)
     if cluster == "auto" and not found.device.is_gpu:
         raise InputError(
-            "this machine has no GPU to predict for; name a cluster, such as --cluster a100-8 "
-            "(`tuner list clusters` lists them), or --cluster cpu-2 for two cores"
+            "this machine has no GPU to predict for; describe a node, such as --cluster 8xH100 or "
+            "1xRTX4090 (`tuner list devices`), or name a cluster (`tuner list clusters`), such as "
+            "a100-8 or cpu-2"
         )
     return found
 

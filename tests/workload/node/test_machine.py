@@ -170,8 +170,10 @@ class TestGpuCluster:
             ("NVIDIA A40", 45, "A40"),
             ("Tesla V100-SXM2-16GB", 16, "V100-SXM2-16GB"),
             ("NVIDIA GH200 480GB", 95.6, "GH200-96GB"),
-            ("NVIDIA H100 PCIe", 79.6, None),
-            ("NVIDIA H100 NVL", 93.1, None),
+            ("NVIDIA H100 PCIe", 79.6, "H100-PCIe-80GB"),
+            ("NVIDIA H100 NVL", 93.6, "H100-NVL-94GB"),
+            ("NVIDIA H100 NVL", 47, None),
+            ("NVIDIA GeForce RTX 4090", 24, "RTX-4090-24GB"),
             ("NVIDIA A400", 45, None),
         ],
     )

@@ -7,11 +7,11 @@ memory (GB10) tells no memory.
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 
-from tuner.search_spaces.cluster import Cluster, Device, device_names, load_device
+from tuner.search_spaces.cluster import Cluster, Device, load_device
 from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.node_names import devices_called
 from tuner.workload.node.clocks.base import Governor
 from tuner.workload.node.meters.gpus import Gpu
 
@@ -45,22 +45,12 @@ ASSUMED_J = 10.0
 
 
 def _matching(gpu: Gpu) -> Device | None:
-    # The shipped device of this product: same model and form, memory within a tenth. Where NVML
-    # tells no memory, the name has to be enough, and must fit one device only.
-    found = []
-    words = re.split(r"[ -]", gpu.name.upper())
-    for name in sorted(device_names(), key=len):
-        parts = name.upper().split("-")
-        if parts[0] not in words or ("PCIE" in words) != ("PCIE" in parts):
-            continue
-        device = load_device(name)
-        if not device.is_gpu:
-            continue
-        if gpu.memory_bytes is None:
-            found.append(device)
-        elif abs(device.memory_bytes / gpu.memory_bytes - 1) < 0.1:
+    # The known device of this product: its name fits, and its memory within a tenth.
+    found = [load_device(name) for name in devices_called(gpu.name)]
+    for device in found:
+        if gpu.memory_bytes is None or abs(device.memory_bytes / gpu.memory_bytes - 1) < 0.1:
             return device
-    return found[0] if len(found) == 1 else None
+    return None
 
 
 def _assumed(gpu: Gpu, max_clock_MHz: int, limit_W: float | None) -> Device:
