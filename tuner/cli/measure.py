@@ -60,7 +60,7 @@ def measure_command(args: argparse.Namespace) -> int:
     from tuner.receipt.measure import MeasureOptions, measure, receipt_file
     from tuner.receipt.slurm import write_comment
     from tuner.search_spaces.typed_json import JSON_SCHEMA, strict_json
-    from tuner.workload.node.meters.user_meter import own_meter
+    from tuner.workload.node.meters.base import own_meter
 
     for flag, (name, default) in _OF_POINT.items():
         if getattr(args, name) != default:

@@ -152,14 +152,14 @@ def _request(
 def _doctor(args: argparse.Namespace) -> int:
     if args.ray is not None:
         from tuner.executors.ray_cluster import survey
-        from tuner.workload.node.meters.user_meter import own_meter
+        from tuner.workload.node.meters.base import own_meter
 
         with own_meter(args.meter):
             seen = survey(args.ray, device_kind=args.device_kind)
         answer(args, seen.to_json(), seen.lines())
         return OK if seen.cluster is not None else FAILED
     from tuner.workload.node.facts import inspect_node
-    from tuner.workload.node.meters.user_meter import own_meter
+    from tuner.workload.node.meters.base import own_meter
 
     with own_meter(args.meter):
         facts = inspect_node(imports=not args.brief)

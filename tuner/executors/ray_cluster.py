@@ -40,7 +40,7 @@ from tuner.search_spaces.extras import install_command
 from tuner.workload.node.agent import Agent, NodeStatus, unusable
 from tuner.workload.node.clocks.base import GovernorError
 from tuner.workload.node.facts import NodeFacts
-from tuner.workload.node.meters.user_meter import variables
+from tuner.workload.node.meters.base import variables
 from tuner.workload.node.multi_node.peer import PeerLost
 
 #: A node that has not answered by then (worker start, imports) is left out.

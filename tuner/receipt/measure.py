@@ -36,8 +36,8 @@ from tuner.workload import hook
 from tuner.workload.hook import ATTACH
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.meters import Meter, MeterError
+from tuner.workload.node.meters.base import opener_of
 from tuner.workload.node.meters.nvml import NvmlMeter
-from tuner.workload.node.meters.user_meter import opener_of
 from tuner.workload.node.platforms import platform_of
 from tuner.workload.node.platforms.nvidia import Nvidia
 from tuner.workload.scripts.launchers.secrets import hidden

@@ -44,7 +44,7 @@ from tuner.study.request import StudyRequest
 from tuner.study.rules import further_launches
 from tuner.study.unsupported_knobs import without_unsupported
 from tuner.workload.node.clocks.base import LIVE
-from tuner.workload.node.meters.user_meter import TAKEN
+from tuner.workload.node.meters.base import TAKEN
 from tuner.workload.records.basis import Basis
 from tuner.workload.records.probe import MeterInfo, ProbeRecord
 from tuner.workload.records.trace import TraceWriter, compact, read_trace, recover_pending

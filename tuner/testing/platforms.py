@@ -22,8 +22,7 @@ from tuner.search_spaces.cluster import Cluster, load_cluster
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.workload.node.clocks.base import AppliedSettings, Governor
-from tuner.workload.node.meters.base import Meter
-from tuner.workload.node.meters.user_meter import TAKEN
+from tuner.workload.node.meters.base import TAKEN, Meter
 from tuner.workload.node.platforms import SOCKET
 from tuner.workload.node.platforms.base import DeviceFacts, Host, Platform
 

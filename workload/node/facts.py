@@ -30,8 +30,8 @@ from tuner.workload.node.host import (
 from tuner.workload.node.importing import import_errors
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.meters import MeterError
+from tuner.workload.node.meters.base import METER, opener_of
 from tuner.workload.node.meters.time_meter import REMEDY, NoEnergy, permits_time_alone
-from tuner.workload.node.meters.user_meter import METER, opener_of
 from tuner.workload.node.platforms import SOCKET, platform_of, platforms
 from tuner.workload.node.platforms.base import DeviceFacts, GpuFacts, Platform
 from tuner.workload.node.readiness import NEEDED, PROGRAMS, USED, MissingItem, missing_parts

@@ -18,8 +18,7 @@ from tuner.search_spaces.errors import InputError
 from tuner.testing.platforms import PlatformContract
 from tuner.workload.node.facts import inspect_node
 from tuner.workload.node.machine import detect_cluster
-from tuner.workload.node.meters.base import Meter, MeterError
-from tuner.workload.node.meters.user_meter import TAKEN
+from tuner.workload.node.meters.base import TAKEN, Meter, MeterError
 from tuner.workload.node.platforms import SOCKET, platform_of, platforms
 from tuner.workload.node.platforms.base import Host
 from tuner.workload.program.ops import TorchBuild

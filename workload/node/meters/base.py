@@ -3,21 +3,49 @@
 Energy is a counter: a window's energy is the difference of two readings taken at its boundaries.
 Sampled power only draws the picture. A meter says what scope it charges and whether it is an
 estimate; nothing downstream may forget either.
+
+A meter of the user's own replaces those of a platform. Its name travels in the variable
+`JOULEFRONT_METER`, and the folder in which it was given in another one, so that agents and child
+processes open the same meter; nothing that is saved with a study names it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from functools import partial
+from typing import Any, Protocol, runtime_checkable
 
+from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.plugins import Socket, not_installed
 from tuner.workload.records.probe import MeterInfo, PowerSample
 
 #: Lag of sampled power where a meter states none: two samples of the timeline, of which each may be
 #: the mean since the one before it. NVML's instant power is updated every 20 to 100 ms (arXiv
 #: 2312.02741).
 LAG_S = 0.2
+
+#: Meters that may be left away: of Grace's modules, and of the user's own, which is loaded only if
+#: the user names it.
+SOCKET = Socket(
+    "joulefront.meters",
+    "meter",
+    1,
+    (),
+    {
+        "superchip": "tuner.workload.node.meters.superchip",
+        "own": "tuner.workload.node.meters.user_meter",
+    },
+)
+#: Names of the package's own sources, which tell records of different meters apart.
+TAKEN = ("nvml", "superchip", "amdsmi", "rapl", "estimated", "simulated", "table", "time")
+#: Variables that name the user's meter, and the folder from which its module may be imported.
+METER, FOLDER = "JOULEFRONT_METER", "JOULEFRONT_METER_FOLDER"
+#: Variable that permits time alone on this node and on the agents that are started here.
+TIME_ALONE = "JOULEFRONT_TIME_ALONE"
 
 
 class MeterError(Exception):
@@ -160,3 +188,48 @@ class CounterMeter:
     def close(self) -> None:
         with self._lock:
             self._closed = True
+
+
+def _own() -> Any:
+    if (found := SOCKET.part("own")) is None:
+        raise not_installed("a meter of your own")
+    return found
+
+
+@contextlib.contextmanager
+def own_meter(name: str | None) -> Iterator[None]:
+    """Use the meter of this name, if any, on this node and on the agents that are started here.
+
+    InputError if there is no such meter.
+    """
+    if name is None:
+        yield
+        return
+    _own().meter_class(name)
+    before = variables(os.environ)
+    os.environ.update({METER: name, FOLDER: os.getcwd()})
+    try:
+        yield
+    finally:
+        for each in (METER, FOLDER):
+            del os.environ[each]
+        os.environ.update(before)
+
+
+def variables(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables by which another process opens the same meter."""
+    return {name: environ[name] for name in (METER, FOLDER, TIME_ALONE) if name in environ}
+
+
+def opener_of(environ: Mapping[str, str]) -> Callable[[], Meter] | None:
+    """Return a function that opens the user's own meter; None if no meter is named."""
+    name = environ.get(METER)
+    return partial(_open, name, environ.get(FOLDER)) if name else None
+
+
+def _open(name: str, folder: str | None) -> Meter:
+    try:
+        meter: Meter = _own().opened(name, folder)
+    except InputError as error:
+        raise MeterError(str(error)) from error
+    return meter

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tuner.workload.node.meters.base import Meter, MeterError, Reading
+from tuner.workload.node.meters.nvml import NvmlMeter
 from tuner.workload.node.meters.settling import Edge, Integral, LostJoules, WatchedMeter
 from tuner.workload.node.meters.timeline import Ticker
 from tuner.workload.records.probe import MeterInfo, PowerSample
@@ -168,3 +169,23 @@ class SuperchipMeter(WatchedMeter):
         with self._lock:
             self._broken = "the superchip meter is closed"
         self._gpus.close()
+
+
+def opener(open_gpus: Callable[[], NvmlMeter], root: Path) -> Callable[[], Meter] | None:
+    """Return how to open the modules' meter with that of the GPUs beside it; None without modules.
+
+    Args:
+        root: folder of hwmon.
+    """
+    if not channels(root):
+        return None
+
+    def opened() -> Meter:
+        gpus = open_gpus()
+        try:
+            return SuperchipMeter(gpus, len(gpus.gpus), root=root)
+        except BaseException:
+            gpus.close()
+            raise
+
+    return opened

@@ -10,13 +10,11 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 
-from tuner.workload.node.meters.base import CounterMeter, MeterError, Reading
+from tuner.workload.node.meters.base import TIME_ALONE, CounterMeter, MeterError, Reading
 from tuner.workload.node.meters.gpus import on_twin
 from tuner.workload.records.probe import MeterInfo, PowerSample
 from tuner.workload.records.without_energy import STAND_IN_W
 
-#: Variable that permits it on this node and on the agents that are started here.
-TIME_ALONE = "JOULEFRONT_TIME_ALONE"
 #: What a user does about devices whose energy cannot be metered.
 REMEDY = "tuner optimize --minimize time, with no limit on energy or power, tunes time alone"
 

@@ -1,10 +1,8 @@
 """A meter of the user's own: a class that is named on the command line and checked on every call.
 
-`--meter MODULE:CLASS` (or the name of an entry point of the group `joulefront.meters`) replaces the
-meters of a node's platform. The name travels in the variable `JOULEFRONT_METER`, and the folder in
-which it was given in another one, so that agents and child processes open the same meter; nothing
-that is saved with a study names it. A class is called without arguments and follows the protocol
-`Meter`.
+`--meter MODULE:CLASS`, or the name of an entry point, replaces the meters of a node's platform
+(`tuner.workload.node.meters.base.own_meter`). A class is called without arguments and follows the
+protocol `Meter`.
 """
 
 from __future__ import annotations
@@ -16,26 +14,19 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from importlib.metadata import entry_points
 from numbers import Real
 from typing import Any, TypeVar
 
 from tuner.search_spaces.errors import InputError
-from tuner.workload.node.meters.base import Meter, MeterError, Reading
-from tuner.workload.node.meters.time_meter import TIME_ALONE
+from tuner.workload.node.meters.base import SOCKET, TAKEN, MeterError, Reading
 from tuner.workload.records.probe import ENERGY_SCOPES, MeterInfo, PowerSample
 
-#: Variables that name the meter, and the folder from which its module may be imported.
-METER, FOLDER = "JOULEFRONT_METER", "JOULEFRONT_METER_FOLDER"
-#: Group of the entry points.
-GROUP = "joulefront.meters"
 #: Seconds in which a call of a meter must return.
 CALL_LIMIT_S = 20.0
 #: Seconds by which the time of a reading may lie before its call: the counter's last update.
 OLDEST_S = 120.0
-#: Names of the package's own sources, which tell records of different meters apart.
-TAKEN = ("nvml", "superchip", "amdsmi", "rapl", "estimated", "simulated", "table", "time")
 #: Parts of the protocol that must be callable.
 _CALLS = ("read", "boundary", "sample", "close")
 
@@ -50,9 +41,9 @@ def meter_class(name: str, folder: str | None = None) -> type:
     """
     module, colon, attribute = name.partition(":")
     if not colon:
-        found = {each.name: each.value for each in entry_points(group=GROUP)}
+        found = {each.name: each.value for each in entry_points(group=SOCKET.group)}
         if name not in found:
-            choices = f"; entry points of {GROUP} here: {', '.join(sorted(found)) or 'none'}"
+            choices = f"; entry points of {SOCKET.group} here: {', '.join(sorted(found)) or 'none'}"
             raise InputError(
                 f"meter is {name!r}; it must be MODULE:CLASS or an entry point{choices}"
             )
@@ -84,42 +75,13 @@ def _importable_from(folder: str) -> Iterator[None]:
         sys.path.remove(folder)
 
 
-@contextlib.contextmanager
-def own_meter(name: str | None) -> Iterator[None]:
-    """Use the meter of this name, if any, on this node and on the agents that are started here."""
-    if name is None:
-        yield
-        return
-    meter_class(name)
-    before = variables(os.environ)
-    os.environ.update({METER: name, FOLDER: os.getcwd()})
+def opened(name: str, folder: str | None) -> CheckedMeter:
+    """Open the meter of this name, which is found below a folder; MeterError if it is none."""
     try:
-        yield
-    finally:
-        for each in (METER, FOLDER):
-            del os.environ[each]
-        os.environ.update(before)
-
-
-def variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables by which another process opens the same meter."""
-    return {name: environ[name] for name in (METER, FOLDER, TIME_ALONE) if name in environ}
-
-
-def opener_of(environ: Mapping[str, str]) -> Callable[[], Meter] | None:
-    """Return a function that opens the user's own meter; None if no meter is named."""
-    name = environ.get(METER)
-    if not name:
-        return None
-
-    def opened() -> Meter:
-        try:
-            made = meter_class(name, environ.get(FOLDER))
-        except InputError as error:
-            raise MeterError(str(error)) from error
-        return CheckedMeter(name, made)
-
-    return opened
+        made = meter_class(name, folder)
+    except InputError as error:
+        raise MeterError(str(error)) from error
+    return CheckedMeter(name, made)
 
 
 def _described(error: BaseException) -> str:

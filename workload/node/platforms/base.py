@@ -14,8 +14,8 @@ from tuner.search_spaces.errors import InputError
 from tuner.workload.node.clocks.base import Governor
 from tuner.workload.node.host import CpuContention
 from tuner.workload.node.meters import Meter, MeterError
+from tuner.workload.node.meters.base import opener_of
 from tuner.workload.node.meters.time_meter import REMEDY, NoEnergy, TimeMeter, permits_time_alone
-from tuner.workload.node.meters.user_meter import opener_of
 from tuner.workload.node.readiness import MissingItem
 from tuner.workload.program.ops import TorchBuild
 from tuner.workload.records.probe import MeterInfo

@@ -12,9 +12,9 @@ from tuner.search_spaces.plugins import not_installed
 from tuner.workload.node.clocks.base import SOCKET, CoreGovernor, FixedGovernor, Governor
 from tuner.workload.node.host import CpuContention
 from tuner.workload.node.meters import Meter, MeterError
+from tuner.workload.node.meters.base import opener_of
 from tuner.workload.node.meters.estimated_meter import EstimatedMeter
 from tuner.workload.node.meters.rapl import RaplMeter
-from tuner.workload.node.meters.user_meter import opener_of
 from tuner.workload.node.platforms.base import ClockFacts, Host, Platform
 from tuner.workload.node.readiness import missing_of_cores
 from tuner.workload.records.probe import MeterInfo

@@ -11,7 +11,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 from tuner.search_spaces.cluster import Cluster
@@ -27,7 +27,7 @@ from tuner.workload.node.host import (
     why_shm_is_small,
 )
 from tuner.workload.node.meters import Meter
-from tuner.workload.node.meters.base import MeterError, NoDriver
+from tuner.workload.node.meters.base import SOCKET, MeterError, NoDriver
 from tuner.workload.node.meters.gpus import (
     Gpu,
     cuda_numbering,
@@ -40,7 +40,6 @@ from tuner.workload.node.meters.gpus import (
     visible_gpus,
 )
 from tuner.workload.node.meters.nvml import NvmlMeter
-from tuner.workload.node.meters.superchip import SuperchipMeter, channels
 from tuner.workload.node.platforms import nvidia_health
 from tuner.workload.node.platforms.base import (
     ClockFacts,
@@ -82,20 +81,10 @@ class Nvidia(Platform):
         return "cpu" if on_twin() else "cuda"
 
     def meters(self, cluster: Cluster) -> Mapping[str, Callable[[], Meter]]:
-        found = {"superchip": self._superchip} if channels(self._hwmon) else {}
-        return {**found, "nvml": lambda: NvmlMeter(environ=self.environ)}
-
-    @property
-    def _hwmon(self) -> Path:
-        return self.sys / "class" / "hwmon"
-
-    def _superchip(self) -> Meter:
-        gpus = NvmlMeter(environ=self.environ)
-        try:
-            return SuperchipMeter(gpus, len(gpus.gpus), root=self._hwmon)
-        except BaseException:
-            gpus.close()
-            raise
+        nvml = partial(NvmlMeter, environ=self.environ)
+        superchip = SOCKET.part("superchip")
+        opener = superchip and superchip.opener(nvml, self.sys / "class" / "hwmon")
+        return {**({"superchip": opener} if opener else {}), "nvml": nvml}
 
     def open_governor(self, cluster: Cluster, meter: MeterInfo | None = None) -> Governor:
         """Return the governor; it leaves clocks alone unless `Cluster.clock_control` is set."""

@@ -20,13 +20,8 @@ from tuner.search_spaces.errors import InputError
 from tuner.testing.meters import MeterContract
 from tuner.workload.node.facts import inspect_node
 from tuner.workload.node.meters import MeterError, Reading
-from tuner.workload.node.meters.user_meter import (
-    METER,
-    CheckedMeter,
-    meter_class,
-    own_meter,
-    variables,
-)
+from tuner.workload.node.meters.base import METER, SOCKET, own_meter, variables
+from tuner.workload.node.meters.user_meter import CheckedMeter, meter_class
 from tuner.workload.node.platforms import platform_of
 from tuner.workload.node.platforms.cores import Cores
 from tuner.workload.node.runner import LocalRunner
@@ -316,3 +311,14 @@ def test_a_meter_that_fails_in_a_probe_is_the_nodes_fault(
     assert record.failure is not None
     assert record.failure.kind == "node"
     assert NAME in record.failure.message
+
+
+def test_an_installation_may_leave_meters_of_users_out(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, SOCKET.shipped["own"], None)
+    cores = Cores({METER: "mine:Pdu"}, sys="/sys")
+    with pytest.raises(InputError, match="a meter of your own needs a part of joulefront that is"):
+        cores.open_meter(load_cluster("cpu-2"))
+    assert main(["doctor", "--meter", "mine:Pdu"]) == 2
+    assert "install all parts: pip install" in capsys.readouterr().err

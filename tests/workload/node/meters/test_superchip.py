@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from tests.twin import TwinGpu, TwinNode
 from tuner.workload.node.machine import detect_cluster
-from tuner.workload.node.meters.base import MeterError
+from tuner.workload.node.meters.base import SOCKET, MeterError
 from tuner.workload.node.meters.nvml import NvmlMeter
 from tuner.workload.node.meters.superchip import SuperchipMeter, channels
 from tuner.workload.node.platforms.nvidia import Nvidia
@@ -145,8 +146,16 @@ def test_a_superchip_is_metered_by_its_modules_and_another_node_by_nvml(
 ) -> None:
     node = twin_node(GPU)
     Sysfs(tmp_path / "class" / "hwmon", node, 1)
-    for sys, name in ((tmp_path, "superchip"), (tmp_path / "elsewhere", "nvml")):
-        with closing(Nvidia({}, sys=sys).open_meter(detect_cluster(environ={}))) as meter:
+    for root, name in ((tmp_path, "superchip"), (tmp_path / "elsewhere", "nvml")):
+        with closing(Nvidia({}, sys=root).open_meter(detect_cluster(environ={}))) as meter:
             assert meter.info.name == name
             assert meter.info.tells_clocks
     assert len(channels(tmp_path / "class" / "hwmon")) == 4
+
+
+def test_without_its_meter_a_superchip_is_metered_by_nvml(
+    twin_node: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Sysfs(tmp_path / "class" / "hwmon", twin_node(GPU), 1)
+    monkeypatch.setitem(sys.modules, SOCKET.shipped["superchip"], None)
+    assert list(Nvidia({}, sys=tmp_path).meters(detect_cluster(environ={}))) == ["nvml"]

@@ -17,8 +17,8 @@ from tuner.workload.node.facts import inspect_node
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.measure.window import ProbeFailed
 from tuner.workload.node.meters import Meter
+from tuner.workload.node.meters.base import TAKEN
 from tuner.workload.node.meters.estimated_meter import EstimatedMeter
-from tuner.workload.node.meters.user_meter import TAKEN
 from tuner.workload.node.platforms import SOCKET, platform_of, platforms
 from tuner.workload.node.platforms.base import ClockFacts, DeviceFacts, GpuFacts, Host, Platform
 from tuner.workload.program.built_in_job import OFFLOAD_RULE, launchable
