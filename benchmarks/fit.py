@@ -30,9 +30,8 @@ from tuner.models.analytic.model import AnalyticModel
 from tuner.planner.fit import LIKELY
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration
-from tuner.search_spaces.job import TrainingJob, load_job
+from tuner.search_spaces.job import LoRA, TrainingJob, load_job
 from tuner.search_spaces.model_facts import job_state_bytes
-from tuner.search_spaces.program import LoRA
 
 #: (job, micro-batch, checkpointing) of torch's counts.
 CASES = (

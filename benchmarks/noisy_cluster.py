@@ -17,8 +17,8 @@ from pathlib import Path
 import numpy as np
 
 from tuner.problem.problem import ProbeCost, Problem, space_section
-from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.space import Candidates
 from tuner.workload.node.measure.foreign_load import ForeignLoad
 from tuner.workload.node.measure.statistics import standard_error
 from tuner.workload.records.probe import Measurement, MeterInfo, ProbeRecord, ProbeRequest

@@ -6,13 +6,11 @@ This package imports the standard library only. A study starts from:
     candidates = load_space("full").candidates(job, cluster)
 """
 
-from tuner.search_spaces.baseline import default_configuration
-from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.cluster import Cluster, Device, load_cluster, load_device
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob, load_job
-from tuner.search_spaces.space import SearchSpace, load_space
+from tuner.search_spaces.space import Candidates, SearchSpace, default_configuration, load_space
 
 __all__ = [
     "Candidates",

@@ -17,9 +17,8 @@ from typing import Any
 
 from tuner.search_spaces import library_count
 from tuner.search_spaces.errors import InputError, InvalidValue, check_integer
-from tuner.search_spaces.job import Precision, TrainingJob
+from tuner.search_spaces.job import QUANTIZED, LoRA, Precision, Program, TrainingJob
 from tuner.search_spaces.plain_decoder import Sizes, check_limits, describe, is_plain, read_flag
-from tuner.search_spaces.program import QUANTIZED, LoRA, Program
 
 _PLAIN = Program()
 #: Families whose query, key and value projections are one linear layer.

@@ -19,11 +19,10 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from tuner.search_spaces.cluster import Cluster
-from tuner.search_spaces.conditions import Values, holds, names_in
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.data_files import catalogue
 from tuner.search_spaces.job import TrainingJob
-from tuner.search_spaces.knob_declarations import CHANGED
+from tuner.search_spaces.knob_declarations import CHANGED, Values, holds, names_in
 from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.model_facts import facts_of
 

@@ -1,21 +1,30 @@
-"""Writes that follow no link, and the owner of the folders that they go to.
+"""Files, folders and variables that other users must not reach, and writes that follow no link.
 
 A run folder may come from another user. A link in it in place of a file must not lead a write to a
 file elsewhere, so every file of this project is written here: as a new file that takes the old
 one's place, or opened in place after it was found to be a regular file with one name.
+
+A killed process leaves no temporary folder for good. Each is locked while the process that made it
+lives; the kernel ends the lock, also after SIGKILL. Whoever makes the next one removes those of
+this user that nobody has locked. A file in them tells them from folders that others named so.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import pwd
 import secrets
 import shlex
+import shutil
 import stat
+import tempfile
+from collections.abc import Mapping
 from importlib.resources.abc import Traversable
 from pathlib import Path
+from typing import Self
 
 from tuner.search_spaces.errors import InputError
 
@@ -188,3 +197,97 @@ def require_own(run: str | Path) -> None:
                 f"{runs} was made by {_user(owner)} in a folder that every user can write to; "
                 "choose another folder for runs (--runs-dir)"
             )
+
+
+#: Beginnings of the names of such folders, and the file in them.
+PREFIX, SHORT_PREFIX = "joulefront_", "jf_"
+MARK = ".joulefront-temporary"
+
+
+class TemporaryFolder:
+    """New folder that only its owner can enter, until `remove` or the end of the process."""
+
+    def __init__(self, *, parent: str | None = None, prefix: str = PREFIX) -> None:
+        parent = parent or tempfile.gettempdir()
+        remove_abandoned(parent)
+        self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        self._lock = _locked(self.path)
+        (self.path / MARK).touch(mode=0o600)
+
+    def remove(self) -> None:
+        """Remove the folder with all that it holds. May be called twice."""
+        if self._lock is not None:
+            shutil.rmtree(self.path, ignore_errors=True)
+            os.close(self._lock)
+            self._lock = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.remove()
+
+
+def remove_abandoned(parent: str) -> None:
+    """Remove the temporary folders of this user whose processes have ended."""
+    try:
+        names = [name for name in os.listdir(parent) if name.startswith((PREFIX, SHORT_PREFIX))]
+    except OSError:
+        return
+    for name in names:
+        try:
+            if not Path(parent, name, MARK).is_file():
+                continue
+        except PermissionError:  # another user's: nobody else may enter it
+            continue
+        lock = _locked(Path(parent, name))
+        if lock is not None:
+            shutil.rmtree(Path(parent, name), ignore_errors=True)
+            os.close(lock)
+
+
+def _locked(folder: Path) -> int | None:
+    # The descriptor of a folder of this user that is locked now; None if another process has it.
+    with contextlib.suppress(OSError):
+        lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        with contextlib.suppress(OSError):
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            opened, named = os.fstat(lock), os.lstat(folder)
+            own = opened.st_uid == os.geteuid() and stat.S_ISDIR(named.st_mode)
+            if own and (opened.st_dev, opened.st_ino) == (named.st_dev, named.st_ino):
+                return lock
+        os.close(lock)
+    return None
+
+
+#: Environment variable that holds what `tuner --storage` takes.
+STORAGE = "JOULEFRONT_STORAGE"
+#: Variables that open doors to more than training needs.
+_SECRETS = (STORAGE, "RAY_AUTH_TOKEN")
+
+
+def refuse_sudo(environ: Mapping[str, str] = os.environ) -> None:
+    """Raise InputError as root for another user, whose files and code root would start."""
+    if os.geteuid() == 0 and environ.get("SUDO_UID", "0") != "0":
+        raise InputError(
+            "tuner runs as the user, not by sudo: start it again without sudo, and let zeusd or "
+            "joulefront's guard set the clocks (tuner doctor prints the lines for an "
+            "administrator); where everything shall run as root: env -u SUDO_UID tuner ..."
+        )
+
+
+def without_secrets(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment that ranks and their commands get."""
+    return {name: value for name, value in environ.items() if name not in _SECRETS}
+
+
+def private_folder(path: Path) -> None:
+    """Make a folder that other users cannot enter, whatever the umask; leave one that exists."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir()
+    except FileExistsError:
+        if not path.is_dir():
+            raise
+        return
+    path.chmod(0o700)

@@ -1,31 +1,263 @@
-"""Search spaces, and the enumeration of their valid configurations.
+"""Search spaces, the configurations in them, and the one that a user would run untuned.
 
 A `SearchSpace` gives the values of each knob, some of them relative to the job and the cluster
 ("auto" degrees, divisors of the global batch, evenly spaced clocks). `candidates` chooses the
 launch knobs one by one and applies each rule (`tuner.search_spaces.rules`) as soon as the knobs it
 reads are chosen, so that an impossible degree is dropped before it is combined with others; the
-live settings are checked once for all launches. A study searches the result, `Candidates`.
+live settings are checked once for all launches.
+
+A study searches the result: `Candidates`, a finite list grouped by launch, because a launch is paid
+for once and a live setting costs only a window. It may also come from any list of configurations,
+such as a recorded table. Configurations are found by hash; indices are not pickled.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import product
+from functools import cached_property
+from itertools import accumulate, product
 from pathlib import Path
 from typing import Any, Literal
 
-from tuner.search_spaces.baseline import default_configuration, degrees
-from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.data_files import check_keys, find_file, included_names, read_toml
-from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName
+from tuner.search_spaces.errors import InputError, InvalidConfiguration, InvalidValue, UnknownName
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.knob_declarations import Knob, check_knobs, marked
 from tuner.search_spaces.knobs import KNOBS, StandardKnob, Value, knob_named
-from tuner.search_spaces.rules import RULES, Rule
+from tuner.search_spaces.model_facts import facts_of, job_state_bytes
+from tuner.search_spaces.rules import RULES, Rule, broken_rules, why_it_cannot_run
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """Finite list of valid configurations, grouped by launch.
+
+    Attributes:
+        lives: the live settings of each launch (not every launch of a recorded table has all of
+            them). Equal settings are one object.
+        among: the list that these were selected from; None if it is complete.
+        knobs: knobs that the user declares, which say how far their values are apart.
+    """
+
+    launches: tuple[Settings, ...]
+    lives: tuple[tuple[Settings, ...], ...]
+    among: Candidates | None = None
+    knobs: tuple[Knob, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.launches) != len(self.lives):
+            raise InputError(f"{len(self.launches)} launches but {len(self.lives)} lists of lives")
+        if len(set(self.launches)) != len(self.launches):
+            raise InputError("a launch setting occurs twice among the candidates")
+
+    @classmethod
+    def from_configurations(cls, configurations: Iterable[Configuration]) -> Candidates:
+        """Group any list of configurations by launch, in the order of first occurrence."""
+        groups: dict[Settings, dict[Settings, None]] = {}
+        shared: dict[Settings, Settings] = {}
+        for configuration in configurations:
+            live = shared.setdefault(configuration.live, configuration.live)
+            group = groups.setdefault(configuration.launch, {})
+            if live in group:
+                raise InputError(f"configuration {configuration.key} occurs twice in the list")
+            group[live] = None
+        tuples: dict[tuple[Settings, ...], tuple[Settings, ...]] = {}
+        lives = (tuple(group) for group in groups.values())
+        return cls(tuple(groups), tuple(tuples.setdefault(live, live) for live in lives))
+
+    @property
+    def whole(self) -> Candidates:
+        """Complete list, which names a study's parameters, whichever of it are searched."""
+        return self.among or self
+
+    def where(self, wanted: Callable[[Settings], bool]) -> Candidates:
+        """Return the candidates whose launch is wanted."""
+        both = zip(self.launches, self.lives, strict=True)
+        kept = [(launch, lives) for launch, lives in both if wanted(launch)]
+        if len(kept) == len(self.launches):
+            return self
+        launches, lives = zip(*kept, strict=True) if kept else ((), ())
+        return Candidates(launches, lives, self.whole, self.knobs)
+
+    @cached_property
+    def configurations(self) -> tuple[Configuration, ...]:
+        """All configurations, launch by launch."""
+        return tuple(
+            Configuration(launch, live)
+            for launch, lives in zip(self.launches, self.lives, strict=True)
+            for live in lives
+        )
+
+    @cached_property
+    def _starts(self) -> tuple[int, ...]:
+        return tuple(accumulate(map(len, self.lives), initial=0))
+
+    @cached_property
+    def _launch_positions(self) -> dict[Settings, int]:
+        exact = {launch: i for i, launch in enumerate(self.launches)}
+        return {_plain(launch): i for launch, i in exact.items()} | exact
+
+    @cached_property
+    def _live_positions(self) -> dict[tuple[Settings, ...], dict[Settings, int]]:
+        return {lives: {live: i for i, live in enumerate(lives)} for lives in set(self.lives)}
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def __iter__(self) -> Iterator[Configuration]:
+        return iter(self.configurations)
+
+    def __getitem__(self, index: int) -> Configuration:
+        return self.configurations[index]
+
+    def __contains__(self, configuration: object) -> bool:
+        return isinstance(configuration, Configuration) and self.find(configuration) is not None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the fields without the indices, which are rebuilt on demand."""
+        return {name: getattr(self, name) for name in ("launches", "lives", "among", "knobs")}
+
+    def _launch_position(self, launch: Settings) -> int | None:
+        position = self._launch_positions.get(launch)
+        return self._launch_positions.get(_plain(launch)) if position is None else position
+
+    def find(self, configuration: Configuration) -> int | None:
+        """Return the position of a configuration, or None; see `index_of`."""
+        position = self._launch_position(configuration.launch)
+        if position is None:
+            return None
+        live = self._live_positions[self.lives[position]].get(configuration.live)
+        return None if live is None else self._starts[position] + live
+
+    def indices_of_launch(self, launch: Settings) -> range:
+        """Return the positions of the configurations of one launch."""
+        position = self._launch_position(launch)
+        if position is None:
+            raise InputError(
+                f"launch setting {launch.key} is not among the {len(self.launches)} candidates'"
+            )
+        return range(self._starts[position], self._starts[position + 1])
+
+    def index_of(self, configuration: Configuration) -> int:
+        """Return the position of a configuration; a missing launch knob means its default."""
+        index = self.find(configuration)
+        if index is None:
+            raise InputError(
+                f"configuration {configuration.key} is not one of the {len(self)} candidates"
+            )
+        return index
+
+
+def _plain(launch: Settings) -> Settings:
+    return Settings({n: v for n, v in launch.items() if n not in KNOBS or KNOBS[n].default != v})
+
+
+#: Share of a device's memory that model states may take before a user reaches for the next ZeRO
+#: stage, and share that states and activations may take together; the rest is for buffers, the
+#: framework's context and fragmentation (DeepSpeed's buckets alone are 1 to 4 GB).
+_STATES_SHARE, _FULL_SHARE = 0.8, 0.9
+
+#: Tokens in a micro-batch: enough to fill a GPU's matrix units, few enough for its memory.
+_USUAL_TOKENS = 8192
+
+
+def degrees(devices: int) -> list[int]:
+    """Return the powers of two and the divisors of the device count, up to it."""
+    return [n for n in range(1, devices + 1) if devices % n == 0 or n & (n - 1) == 0]
+
+
+def default_configuration(job: TrainingJob, cluster: Cluster) -> Configuration:
+    """Return the baseline, which a user would run today without tuning.
+
+    Data parallelism over as many devices as the global batch allows, the lowest ZeRO stage whose
+    model states fit a device (`job_state_bytes`), the largest micro-batch of at most 8,192 tokens
+    whose activations fit beside them, and the clock left to the device. It offloads the optimizer
+    only if no stage fits, and checkpoints activations only if no micro-batch fits.
+    InvalidConfiguration if the job cannot run here at all (e.g. fp16 on a CPU).
+    """
+    refused: list[str] = []
+    for data_parallel in reversed(degrees(cluster.devices)):
+        configuration = _baseline_at(data_parallel, job, cluster)
+        refused = broken_rules(configuration, job, cluster)
+        if not refused:
+            return configuration
+    raise InvalidConfiguration(configuration.short, refused)
+
+
+def changed_default(job: TrainingJob, cluster: Cluster, changed: Configuration) -> Configuration:
+    """Return the default configuration with some knobs changed, on as many devices as they allow.
+
+    What is not changed is the default's at that number of replicas. A ZeRO stage that the other
+    knobs rule out, as stages 2 and 3 in a pipeline, gives way to a lower one.
+    """
+    degree = changed.world_size // changed.data_parallel
+    numbers = reversed(degrees(max(1, cluster.devices // degree)))
+    if "data_parallel" in changed.launch:
+        numbers = iter([changed.data_parallel])
+    found: list[tuple[Configuration, list[str]]] = []
+    for data_parallel in numbers:
+        default = _baseline_at(data_parallel, job, cluster).launch
+        stage = default["zero_stage"]
+        assert isinstance(stage, int)
+        for zero_stage in range(stage, -1, -1):
+            settings = {**default, "zero_stage": zero_stage, **changed.launch}
+            configuration = Configuration(Settings(settings), changed.live)
+            if not (broken := why_it_cannot_run(configuration, job, cluster)):
+                return configuration
+            found.append((configuration, broken))
+    # The most devices and the lowest stage: its sentence is about the changed knobs.
+    configuration, broken = found[0]
+    raise InvalidConfiguration(configuration.short, broken)
+
+
+def _baseline_at(data_parallel: int, job: TrainingJob, cluster: Cluster) -> Configuration:
+    memory = cluster.device.memory_bytes
+    stages = range(4) if data_parallel > 1 else range(1)
+    states = [job_state_bytes(job, stage, data_parallel) for stage in stages]
+    fitting = [stage for stage in stages if states[stage] <= _STATES_SHARE * memory]
+    # The CPU's Adam has no 8-bit states.
+    alone = bool(fitting) or job.program.optimizer == "adamw_8bit"
+    offload = "none" if alone else "cpu"
+    zero_stage = fitting[0] if fitting else (3 if data_parallel > 1 else 0 if alone else 1)
+    room = _FULL_SHARE * memory - (states[zero_stage] if fitting else 0.0)
+
+    share = job.global_batch // data_parallel
+    usual = max(1, _USUAL_TOKENS // job.sequence_length)
+    divisors = [n for n in range(min(share, usual), 0, -1) if share % n == 0] or [1]
+    both = [(size, kept) for kept in ("none", "full") for size in divisors]
+    fit = (each for each in both if _activation_bytes(job, *each) <= room)
+    micro_batch, checkpointing = next(fit, both[-1])
+    return Configuration.of(
+        data_parallel=data_parallel,
+        micro_batch=micro_batch,
+        zero_stage=zero_stage,
+        optimizer_offload=offload,
+        activation_checkpointing=checkpointing,
+    )
+
+
+def _activation_bytes(job: TrainingJob, micro_batch: int, checkpointing: str) -> float:
+    # With fused attention 34 s b h per layer in 16 bits (Korthikanti et al. 2022, arXiv 2205.05198,
+    # equation 1 without the scores, which it never stores), or 2 s b h per layer and one live layer
+    # under full checkpointing; the same for an encoder's layers and patches; about 10 bytes per
+    # logit for the loss. Rough: it only picks the baseline.
+    facts = facts_of(job)
+    tokens = job.sequence_length * micro_batch
+    towers = [(float(tokens * facts.hidden), facts.layers)]
+    if facts.vision is not None:
+        patches = job.frames * facts.vision.patches * micro_batch
+        towers.append((float(patches * facts.vision.hidden), facts.vision.layers))
+    if checkpointing == "full":
+        kept = sum(2.0 * width * layers for width, layers in towers)
+        kept += 34.0 * max(width for width, _ in towers)
+    else:
+        kept = sum(34.0 * width * layers for width, layers in towers)
+    return kept * (2 if job.precision == "fp32" else 1) + 10.0 * tokens * facts.vocab
+
 
 _DEGREES = tuple(name for name, knob in KNOBS.items() if knob.degree)
 

@@ -20,10 +20,9 @@ from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.extras import install_command
-from tuner.search_spaces.safe_files import open_plain
+from tuner.search_spaces.safe_files import open_plain, private_folder
 from tuner.search_spaces.typed_json import one_line
 from tuner.workload.records.trace import repair_torn_tail
-from tuner.workload.scripts.rights import private_folder
 
 #: A lock of the journal that was not touched for this long is a dead driver's.
 JOURNAL_GRACE_S = 5

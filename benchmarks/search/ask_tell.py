@@ -15,8 +15,8 @@ import numpy as np
 
 from tuner.problem.problem import ProbeCost
 from tuner.search.planner import PlanningState, ProbePlan, ProbePlanner
-from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.space import Candidates
 from tuner.workload.records.probe import ProbeRecord
 
 if TYPE_CHECKING:

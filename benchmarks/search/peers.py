@@ -17,8 +17,8 @@ from benchmarks.search.ask_tell import level_order, peer
 from tuner.pareto import nondominated
 from tuner.problem.problem import ProbeCost
 from tuner.search.parameters import ParameterEncoding
-from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.space import Candidates
 
 #: Asks of an Optuna sampler after which a launch is drawn at random: it proposes points that are
 #: not valid, or launches that are measured.

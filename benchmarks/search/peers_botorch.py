@@ -20,8 +20,8 @@ from benchmarks.search.peers import Sweep
 from tuner.models.surrogate.features import FeatureMap
 from tuner.pareto import reference_point
 from tuner.problem.problem import ProbeCost
-from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.space import Candidates
 
 #: Launches drawn at random before the models choose.
 START = 2

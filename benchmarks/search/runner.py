@@ -18,8 +18,8 @@ from benchmarks.search.truth import WITHIN, truth_of
 from tuner.executors.local import SimulatedExecutor
 from tuner.problem.problem import ProbeCost
 from tuner.search.planner import PlanningState
-from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.space import Candidates
 from tuner.workload.records.probe import Measurement, ProbeRecord, ProbeRequest
 from tuner.workload.records.replay import TableRunner
 

@@ -11,7 +11,7 @@ from tuner.problem.problem import ProbeCost
 from tuner.search.candidate_planner import CandidatePlanner
 from tuner.search.planner import ProbePlanner
 from tuner.search.stock import StockPlanner
-from tuner.search_spaces.candidates import Candidates
+from tuner.search_spaces.space import Candidates
 from tuner.workload.records.table import PredictedBy
 
 #: Samplers that may sweep the live settings of a launch.

@@ -19,8 +19,7 @@ from benchmarks.validation.comparison import table
 from tuner.models.analytic.model import AnalyticModel
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration
-from tuner.search_spaces.job import TrainingJob
-from tuner.search_spaces.program import LoRA, Program
+from tuner.search_spaces.job import LoRA, Program, TrainingJob
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "qlora_runs.csv"
 PROGRAM = Program(optimizer="adamw_8bit", dropout="none")

@@ -18,8 +18,7 @@ from tuner.models.prior import Prediction
 from tuner.planner.fit import LIKELY, SURE
 from tuner.search_spaces.cluster import Cluster, Device, load_cluster, load_device
 from tuner.search_spaces.configuration import Configuration
-from tuner.search_spaces.job import TrainingJob
-from tuner.search_spaces.program import LoRA
+from tuner.search_spaces.job import LoRA, TrainingJob
 
 TABLE = Path(__file__).resolve().parents[1] / "data" / "published_runs.csv"
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from tuner.search_spaces.program import QUANTIZED, Program
+from tuner.search_spaces.job import QUANTIZED, Program
 
 #: Number of values of the tensors that are made.
 SIZE = 2**22

@@ -16,9 +16,8 @@ from typing import Any
 from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.data_files import check_keys, read_toml
 from tuner.search_spaces.errors import InputError, InvalidValue
-from tuner.search_spaces.job import TrainingJob
+from tuner.search_spaces.job import Program, StateBytes, TrainingJob
 from tuner.search_spaces.model_facts import ModelFacts, facts_of, widens
-from tuner.search_spaces.program import Program, StateBytes
 from tuner.search_spaces.typed_json import names_a_file
 
 #: Tensor-core peak in bf16 over the fp32 peak without tensor cores, for a device whose file does

@@ -17,8 +17,8 @@ from tuner.models.analytic.compute import (
 )
 from tuner.models.analytic.constants import Setup
 from tuner.models.analytic.layout import Launches, Stages
+from tuner.search_spaces.job import Program
 from tuner.search_spaces.model_facts import model_state_parts
-from tuner.search_spaces.program import Program
 
 #: Names of the parts of the device's memory.
 DEVICE_PARTS = (

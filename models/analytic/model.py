@@ -29,8 +29,7 @@ from tuner.models.analytic.step import OUTSIDE_PARTS, StepParts, step_parts
 from tuner.models.prior import Prediction, Prior
 from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.configuration import Configuration, Settings
-from tuner.search_spaces.job import TrainingJob
-from tuner.search_spaces.program import Program
+from tuner.search_spaces.job import Program, TrainingJob
 
 #: Lowest clock that a power limit is taken to reach, as a share of the highest, and the number of
 #: bisections that find the clock under a limit.

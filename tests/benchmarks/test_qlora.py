@@ -8,9 +8,8 @@ from benchmarks.validation.qlora import PROGRAM, compare, read_runs
 from tuner.models.analytic.model import AnalyticModel
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration
-from tuner.search_spaces.job import TrainingJob, load_job
+from tuner.search_spaces.job import LoRA, TrainingJob, load_job
 from tuner.search_spaces.model_facts import job_state_bytes
-from tuner.search_spaces.program import LoRA
 
 JOB = load_job("qwen2.5-7b")
 QLORA = replace(JOB, lora=LoRA(16, quantization="nf4-double"))

@@ -18,8 +18,8 @@ from benchmarks.search.start import start_of
 from benchmarks.search.truth import truth_of
 from tests.support.studies import table_point, write_table
 from tuner.problem.problem import ProbeCost
-from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.space import Candidates
 
 # A tool of developers, which mypy reads on every push.
 pytestmark = pytest.mark.long

@@ -22,10 +22,10 @@ from tuner.executors.ray_flights import NO_NODE_S, SHORT_S, TOGETHER_S, Flight, 
 from tuner.executors.ray_head import Head
 from tuner.executors.ray_nodes import Leases, NodePool, Slot
 from tuner.search.observations import Observations
-from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.job import load_job
+from tuner.search_spaces.space import Candidates
 from tuner.workload.node import agent as node_agent
 from tuner.workload.node.agent import NodeStatus, run_safely
 from tuner.workload.node.facts import NodeFacts

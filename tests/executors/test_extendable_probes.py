@@ -17,8 +17,8 @@ from tuner.executors.base import Executor
 from tuner.executors.local import InlineExecutor, SimulatedExecutor
 from tuner.search.candidate_planner import CandidatePlanner
 from tuner.search.planner import PlanningState
-from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.space import Candidates
 from tuner.workload.node.probe_run import Probe
 from tuner.workload.records.probe import Measurement, MeterInfo, ProbeRequest, WindowPolicy
 from tuner.workload.records.replay import TableRunner

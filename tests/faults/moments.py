@@ -46,7 +46,7 @@ from tests.faults.harness import (
 )
 from tests.support.studies import ModelRunner, measured
 from tuner.executors.base import Executor
-from tuner.search_spaces.temporary import PREFIX, SHORT_PREFIX
+from tuner.search_spaces.safe_files import PREFIX, SHORT_PREFIX
 from tuner.workload.records.probe import ProbeRecord, ProbeRequest
 
 CLUSTER = "h200-8"

@@ -10,8 +10,8 @@ from tests.support.studies import probe_with
 from tuner.search import candidate_pool
 from tuner.search.candidate_planner import CandidatePlanner
 from tuner.search.candidate_pool import launch_codes, neighbours
-from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.space import Candidates
 from tuner.workload.records.probe import ProbeRecord
 
 KNOBS = {"a": range(12), "b": range(10), "c": ("x", "y", "z")}

@@ -10,8 +10,8 @@ from tests.support.studies import METER, measured
 from tuner.search.candidate_planner import CandidatePlanner
 from tuner.search.crash_causes import ACCIDENT, CrashCauses
 from tuner.search.planner import PlanningState
-from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.space import Candidates
 from tuner.workload.records.probe import Failure, ProbeRecord, ProbeRequest
 
 EVERY = [Configuration.of(data_parallel=r, micro_batch=m) for r in (1, 2) for m in (1, 2, 4)]

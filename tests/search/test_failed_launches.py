@@ -7,8 +7,8 @@ import pytest
 
 from tests.support.studies import METER, measured
 from tuner.search.observations import Observations
-from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.space import Candidates
 from tuner.workload.records.probe import Failure, ProbeRecord, ProbeRequest
 
 EVERY = [Configuration.of(data_parallel=ranks, micro_batch=m) for ranks in (1, 2) for m in (1, 2)]

@@ -15,8 +15,8 @@ from tuner.problem.problem import Problem
 from tuner.search.candidate_planner import CandidatePlanner
 from tuner.search.planner import PlanningState
 from tuner.search.small_search import SmallSearchPlanner, first_of_few
-from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.space import Candidates
 from tuner.workload.records.probe import Failure, ProbeRecord, ProbeRequest
 
 

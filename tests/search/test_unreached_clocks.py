@@ -10,8 +10,8 @@ import pytest
 from tests.support.studies import measured, record
 from tuner.search.candidate_planner import CandidatePlanner
 from tuner.search.planner import PlanningState
-from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.space import Candidates
 from tuner.workload.records.probe import Measurement, ProbeRecord, ProbeRequest, UnappliedSetting
 
 CLOCKS = (1200, 2100, 2700, 2900, 3105)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tuner.cli.main import main
-from tuner.search_spaces.baseline import changed_default, default_configuration
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InvalidConfiguration
 from tuner.search_spaces.job import load_job
+from tuner.search_spaces.space import changed_default, default_configuration
 
 
 def changed(words: str, job: str = "opt-350m", cluster: str = "a100-8") -> str:

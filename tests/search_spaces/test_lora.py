@@ -9,9 +9,8 @@ from tuner.models.analytic.model import AnalyticModel
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
-from tuner.search_spaces.job import TrainingJob, load_job
+from tuner.search_spaces.job import LoRA, Program, TrainingJob, load_job
 from tuner.search_spaces.model_facts import facts_of, job_state_bytes
-from tuner.search_spaces.program import LoRA, Program
 from tuner.search_spaces.rules import unrunnable
 
 QWEN, CLUSTER = load_job("qwen2.5-7b"), load_cluster("a100-8")

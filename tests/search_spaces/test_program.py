@@ -6,14 +6,13 @@ from pathlib import Path
 import pytest
 
 from tuner.models.analytic.model import AnalyticModel
-from tuner.search_spaces.baseline import default_configuration
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
-from tuner.search_spaces.job import TrainingJob, load_job
+from tuner.search_spaces.job import Program, TrainingJob, load_job
 from tuner.search_spaces.model_facts import facts_of, job_state_bytes
-from tuner.search_spaces.program import Program
 from tuner.search_spaces.rules import broken_rules, unrunnable
+from tuner.search_spaces.space import default_configuration
 
 QWEN = load_job("qwen2.5-7b")
 TEXT = """

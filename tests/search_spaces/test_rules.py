@@ -8,10 +8,9 @@ import pytest
 from tuner.search_spaces.cluster import Cluster, Device, load_cluster
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.data_files import catalogue
-from tuner.search_spaces.job import TrainingJob, load_job
+from tuner.search_spaces.job import LoRA, Program, TrainingJob, load_job
 from tuner.search_spaces.knob_declarations import Knob
 from tuner.search_spaces.knobs import KNOBS
-from tuner.search_spaces.program import LoRA, Program
 from tuner.search_spaces.rules import (
     _COMPUTED,
     _LIMITS,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tuner.search_spaces.today_facts import TodayFacts
+from tuner.search_spaces.job import TodayFacts
 
 COUNTED = TodayFacts(
     ranks=1,

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tuner.search_spaces.conditions import check_condition, holds, names_in
 from tuner.search_spaces.errors import InputError, UnknownName
+from tuner.search_spaces.knob_declarations import check_condition, holds, names_in
 
 VALUES = {"zero_stage": 2, "offload": "cpu", "compile": True, "share": 0.5}
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.studies import record, request
 from tuner.problem.settings import SearchSettings, StopReason, stop_sentence
-from tuner.study.budget import Budget, CostEstimate, SearchStatus
+from tuner.study.loop import Budget, CostEstimate, SearchStatus
 from tuner.workload.records.probe import Failure
 
 #: What a limit tells of the next probe.

@@ -42,8 +42,7 @@ from tuner.workload.records.probe import Measurement, ProbeRecord
 if TYPE_CHECKING:
     from tuner.models.surrogate.surrogates import Surrogates
     from tuner.search_spaces.cluster import Cluster
-    from tuner.search_spaces.job import TrainingJob
-    from tuner.search_spaces.today_facts import TodayFacts
+    from tuner.search_spaces.job import TodayFacts, TrainingJob
 
 
 #: Launch settings without which nothing is said about a space; a search of a short training ends by

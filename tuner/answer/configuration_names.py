@@ -14,7 +14,7 @@ from tuner.search_spaces.knob_declarations import CHANGED
 from tuner.search_spaces.knobs import KNOBS, in_order, parse_words, short_name
 
 if TYPE_CHECKING:
-    from tuner.search_spaces.candidates import Candidates
+    from tuner.search_spaces.space import Candidates
 
 
 def named_configurations(

@@ -34,9 +34,9 @@ from tuner.models.surrogate.surrogates import Surrogates
 from tuner.pareto import hypervolume, probability_nondominated, reference_point
 from tuner.problem.constraints import Constraints
 from tuner.problem.study_spec import StudySpec, parse_cluster, parse_job
-from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.space import Candidates
 from tuner.workload.node.measure.stragglers import of_environment
 from tuner.workload.records.probe import ProbeRecord
 from tuner.workload.records.trace import read_power

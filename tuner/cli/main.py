@@ -22,8 +22,8 @@ from tuner.cli.options import BAD_INPUT, FAILED, INTERRUPTED, OK
 from tuner.cli.parser import GROUPS, Commands, Parser, print_latest, take_latest
 from tuner.search_spaces.errors import InputError, NothingToTry
 from tuner.search_spaces.plugins import is_left_out, not_installed
+from tuner.search_spaces.safe_files import refuse_sudo
 from tuner.terminal import OUTPUT, visible_streams
-from tuner.workload.scripts.rights import refuse_sudo
 
 EXIT_CODES = """\
 exit codes:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TextIO, TypeVar, cast
 
 from tuner.search_spaces.errors import InputError, InvalidValue
 from tuner.search_spaces.options import EXAMPLES, Option, declared_options, parse_quantity
-from tuner.workload.scripts.rights import STORAGE
+from tuner.search_spaces.safe_files import STORAGE
 
 if TYPE_CHECKING:
     from tuner.workload.scripts.command import Script
@@ -149,11 +149,11 @@ def add_storage(parser: Any, subject: str) -> None:
 def job_of_words(args: argparse.Namespace, subject: str) -> tuple[Any, Any, Any]:
     """Return job, cluster and configuration of a command that takes [JOB] KNOB=VALUE."""
     from tuner.problem.from_job import cluster_of
-    from tuner.search_spaces.baseline import changed_default
     from tuner.search_spaces.configuration import Configuration, Settings
     from tuner.search_spaces.job import load_job
     from tuner.search_spaces.knob_declarations import marked
     from tuner.search_spaces.knobs import split_words, values_of
+    from tuner.search_spaces.space import changed_default
 
     jobs, knobs = split_words(args.what)
     if len(jobs) > 1:

@@ -22,8 +22,7 @@ from tuner.exchange.redact import Redactor
 from tuner.problem.run_folder import RunFolder
 from tuner.search_spaces.data_files import write_toml
 from tuner.search_spaces.errors import InputError
-from tuner.search_spaces.safe_files import require_own, write_bytes
-from tuner.search_spaces.temporary import TemporaryFolder
+from tuner.search_spaces.safe_files import TemporaryFolder, require_own, write_bytes
 from tuner.search_spaces.typed_json import strict_json
 from tuner.study.load import result_of
 from tuner.workload.records.trace import read_trace

@@ -19,7 +19,7 @@ from typing import Any
 
 from tuner.executors.ray_private import on_loopback, reload_authentication, requires_token
 from tuner.search_spaces.errors import InputError
-from tuner.search_spaces.temporary import SHORT_PREFIX, TemporaryFolder
+from tuner.search_spaces.safe_files import SHORT_PREFIX, TemporaryFolder
 from tuner.workload.node.host import ends_as_one
 
 #: Folder that holds the package `tuner`: site-packages, or a checkout.

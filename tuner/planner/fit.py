@@ -21,7 +21,6 @@ from tuner.models.memory_margin import MemoryMargin
 from tuner.models.prior import Prediction
 from tuner.planner.saving import saving_bytes
 from tuner.problem.from_job import cluster_to_predict
-from tuner.search_spaces.baseline import changed_default
 from tuner.search_spaces.cluster import Cluster, enlarged
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError
@@ -30,7 +29,7 @@ from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.model_facts import facts_of
 from tuner.search_spaces.model_names import is_model, job_of_model
 from tuner.search_spaces.rules import broken_rules
-from tuner.search_spaces.space import SearchSpace, load_space
+from tuner.search_spaces.space import SearchSpace, changed_default, load_space
 
 #: Probability from which a configuration is said to fit, and from which that is called sure.
 LIKELY, SURE = 0.5, 0.9

@@ -25,10 +25,10 @@ from tuner.problem.problem import Problem, in_job_steps
 from tuner.problem.run_folder import RunFolder, find_run, new_name
 from tuner.problem.settings import NoVerdict, StopReason
 from tuner.problem.study_spec import SessionEnd, StudySpec, parse_space
-from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.cluster import enlarged
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.space import Candidates
 from tuner.study.callbacks import Notify, Progress, Show
 from tuner.study.load import load_spec
 

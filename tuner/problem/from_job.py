@@ -25,7 +25,6 @@ from tuner.models.prior import SOCKET as PRIORS
 from tuner.models.prior import peak_memory_bytes, prior_of, unpredicted_knobs
 from tuner.problem.problem import REAL_COST, Problem, baseline_section, space_section
 from tuner.problem.study_spec import Given, JobRequest
-from tuner.search_spaces.baseline import degrees
 from tuner.search_spaces.cluster import Cluster, load_cluster
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.data_files import plain
@@ -38,6 +37,7 @@ from tuner.search_spaces.rules import broken_rules, unrunnable, why_it_cannot_ru
 from tuner.search_spaces.space import (
     Candidates,
     SearchSpace,
+    degrees,
     load_space,
 )
 from tuner.workload.program.built_in_job import launchable

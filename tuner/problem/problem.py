@@ -5,13 +5,17 @@ A problem is built from a job, a cluster and a space (`tuner.problem.from_job`),
 table or a trace (`tuner.problem.from_recording`), or from a run folder (`tuner.study.load`).
 Session, sampler and result see only the problem, so a replayed study is the same study. `identity`
 is what study.toml keeps of it, and what a resumed study is compared with.
+
+Whether a GPU takes a lock of its clock only the first attempt tells, in a probe. From then on the
+problem is the same without the knob (`without_unsupported`), so that every other knob is still
+searched. The trace holds the refusals, and a study that continues begins with them.
 """
 
 from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
@@ -22,7 +26,7 @@ import numpy as np
 from tuner.models.prior import Prior, prior_of
 from tuner.problem.settings import NoVerdict
 from tuner.search_spaces.cluster import Cluster
-from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError, InvalidValue, check_integer
 from tuner.search_spaces.job import TrainingJob, steps_a_job_step
 from tuner.search_spaces.knob_declarations import Knob
@@ -322,3 +326,39 @@ def in_job_steps(record: ProbeRecord, job: TrainingJob | None) -> ProbeRecord:
         )
 
     return replace(record, measurements=tuple(map(scaled, record.measurements)))
+
+
+def unsupported_knobs(records: Iterable[ProbeRecord]) -> dict[str, str]:
+    """Return the knobs that devices refused as such, each with its first refusal's sentence."""
+    found: dict[str, str] = {}
+    for record in records:
+        for missed in record.missed:
+            for knob in missed.unsupported:
+                found.setdefault(knob, missed.message)
+    return found
+
+
+def fixed_knobs(record: ProbeRecord) -> list[str]:
+    """Return a sentence on each knob that stays as it is because of this probe."""
+    return [
+        f"{knob} stays as it is from now on, and the other knobs are searched: {why}"
+        for knob, why in unsupported_knobs([record]).items()
+    ]
+
+
+def without_unsupported(problem: Problem, records: Iterable[ProbeRecord]) -> Problem:
+    """Return the problem without the knobs that devices refused; the same object if it has none."""
+    knobs = unsupported_knobs(records)
+    candidates = problem.candidates
+    if not any(knob in c.live for c in candidates for knob in knobs):
+        return problem
+    kept = dict.fromkeys(_without(c, knobs) for c in candidates)
+    reduced = Candidates.from_configurations(kept)
+    return replace(
+        problem, candidates=replace(reduced, among=candidates.whole, knobs=candidates.knobs)
+    )
+
+
+def _without(configuration: Configuration, knobs: Iterable[str]) -> Configuration:
+    live = {name: value for name, value in configuration.live.items() if name not in knobs}
+    return Configuration(configuration.launch, Settings(live))

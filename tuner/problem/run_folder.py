@@ -27,6 +27,7 @@ from tuner.search_spaces.library_count import take_kept_count
 from tuner.search_spaces.safe_files import (
     open_plain,
     open_to_read,
+    private_folder,
     read_bytes,
     require_own,
     write_text,
@@ -35,7 +36,6 @@ from tuner.search_spaces.typed_json import names_a_file, plain_text
 from tuner.workload.records.basis import Basis
 from tuner.workload.records.probe import ProbeRecord
 from tuner.workload.records.trace import read_trace
-from tuner.workload.scripts.rights import private_folder
 
 #: Version of study.toml. A reader takes this one alone.
 STUDY_SCHEMA = 2

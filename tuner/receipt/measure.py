@@ -29,8 +29,7 @@ from tuner.receipt.energy import DeviceTotals, EnergyCurve
 from tuner.receipt.receipt import KIND, Receipt, TrainingShare
 from tuner.receipt.trainings import Training, read_counts, trainings_of
 from tuner.search_spaces.errors import InputError
-from tuner.search_spaces.safe_files import require_own, write_text
-from tuner.search_spaces.temporary import TemporaryFolder
+from tuner.search_spaces.safe_files import TemporaryFolder, private_folder, require_own, write_text
 from tuner.search_spaces.typed_json import strict_json
 from tuner.workload import hook
 from tuner.workload.hook import ATTACH
@@ -41,7 +40,6 @@ from tuner.workload.node.meters.nvml import NvmlMeter
 from tuner.workload.node.platforms import platform_of
 from tuner.workload.node.platforms.nvidia import Nvidia
 from tuner.workload.scripts.launchers.secrets import hidden
-from tuner.workload.scripts.rights import private_folder
 
 #: Time between two readings of the meter and the counts, and between two writes, seconds.
 POLL_S, WRITE_S = 1.0, 5.0

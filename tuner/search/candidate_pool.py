@@ -16,8 +16,8 @@ from tuner.models.memory_margin import REFUSED_BELOW
 from tuner.models.surrogate.surrogates import Posterior, Surrogates
 from tuner.pareto import nondominated
 from tuner.search.observations import Observations
-from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.space import Candidates
 
 #: Number of candidates up to which all are taken.
 ALL_CANDIDATES = 100_000

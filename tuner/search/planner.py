@@ -16,8 +16,8 @@ import numpy as np
 
 from tuner.problem.problem import ProbeCost
 from tuner.search.observations import Observations
-from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.space import Candidates
 from tuner.workload.records.probe import ProbeRecord
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ from optuna.trial import Trial, TrialState, create_trial
 from tuner.search.observations import Observations
 from tuner.search.parameters import ParameterEncoding
 from tuner.search.planner import PlanningState, ProbePlan, ProbePlanner
-from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.space import Candidates
 
 _DIRECTIONS = [StudyDirection.MINIMIZE, StudyDirection.MINIMIZE]
 #: Asks, and equal ones in a row, after which the open candidate nearest to the proposal is taken.

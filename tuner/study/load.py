@@ -16,7 +16,7 @@ from tuner.answer.views import view_named
 from tuner.problem.constraints import Constraints
 from tuner.problem.from_job import problem_of_job
 from tuner.problem.from_recording import table_problem
-from tuner.problem.problem import Problem, Recording, in_job_steps
+from tuner.problem.problem import Problem, Recording, in_job_steps, without_unsupported
 from tuner.problem.run_folder import RunFolder
 from tuner.problem.settings import (
     NO_VERDICTS,
@@ -35,11 +35,10 @@ from tuner.problem.study_spec import (
     parse_request,
     why_unverified,
 )
-from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, InvalidValue
 from tuner.search_spaces.options import read_options
-from tuner.study.unsupported_knobs import without_unsupported
+from tuner.search_spaces.space import Candidates
 from tuner.workload.records.basis import Basis
 from tuner.workload.records.probe import ProbeRecord, WindowPolicy
 

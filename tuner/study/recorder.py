@@ -20,9 +20,9 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from tuner.problem.constraints import Constraints, JobFigures
 from tuner.search.parameters import ParameterEncoding
-from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.space import Candidates
 from tuner.storage import storage_trouble
 from tuner.workload.records.probe import Failure, Measurement, ProbeRecord
 

@@ -191,7 +191,7 @@ class StudyRequest(JobRequest):
         from tuner.problem.from_job import cluster_of, problem_of_job
         from tuner.problem.study_spec import parse_space
         from tuner.workload.scripts.inspection import announce_today
-        from tuner.workload.scripts.threads import with_threads
+        from tuner.workload.scripts.script_job import with_threads
 
         request, name, script = self, self.name, self.script
         inspected: ScriptJob | None = None

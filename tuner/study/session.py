@@ -25,7 +25,7 @@ from tuner.answer.parts import Point
 from tuner.executors.base import Executor
 from tuner.formatting import varying_knobs
 from tuner.problem.constraints import Constraints
-from tuner.problem.problem import Problem, in_job_steps
+from tuner.problem.problem import Problem, in_job_steps, without_unsupported
 from tuner.problem.run_folder import RunFolder
 from tuner.problem.settings import NoVerdict, StopReason
 from tuner.problem.study_spec import StudySpec, why_unverified
@@ -36,13 +36,12 @@ from tuner.search.stock import StockPlanner, check_stock
 from tuner.search_spaces.errors import InputError
 from tuner.storage import open_storage, storage_name
 from tuner.study.callbacks import Notify, Progress, Show
-from tuner.study.forecast import forecast
+from tuner.study.dry_run import forecast
 from tuner.study.load import read_end, study_result
 from tuner.study.loop import SearchLoop
 from tuner.study.recorder import StudyRecorder
 from tuner.study.request import StudyRequest
 from tuner.study.rules import further_launches
-from tuner.study.unsupported_knobs import without_unsupported
 from tuner.workload.node.clocks.base import LIVE
 from tuner.workload.node.meters.base import TAKEN
 from tuner.workload.records.basis import Basis

@@ -19,7 +19,13 @@ from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
-from tuner.search_spaces.safe_files import make_folder, open_plain, write_text
+from tuner.search_spaces.safe_files import (
+    make_folder,
+    open_plain,
+    private_folder,
+    without_secrets,
+    write_text,
+)
 from tuner.search_spaces.typed_json import whole_number
 from tuner.workload import hook
 from tuner.workload.hook import ATTACH
@@ -41,7 +47,6 @@ from tuner.workload.scripts.job import LaunchableJob
 from tuner.workload.scripts.last_words import explained_exit
 from tuner.workload.scripts.launchers import kind_of
 from tuner.workload.scripts.launchers.secrets import revealed
-from tuner.workload.scripts.rights import private_folder, without_secrets
 from tuner.workload.scripts.script_facts import LINES
 
 LOG_TAIL_LINES = 20

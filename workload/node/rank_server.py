@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.search_spaces.errors import InputError
-from tuner.search_spaces.temporary import TemporaryFolder
+from tuner.search_spaces.safe_files import TemporaryFolder, refuse_sudo, without_secrets
 from tuner.workload.node.command_group import CommandGroup
 from tuner.workload.node.platforms import platforms
 from tuner.workload.node.platforms.base import Platform
@@ -34,7 +34,6 @@ from tuner.workload.program.ops import (
     extensions_dir,
     remove_stale_locks,
 )
-from tuner.workload.scripts.rights import refuse_sudo, without_secrets
 
 #: What the fork server is told whenever it imports: drivers' libraries that imports may open.
 PREPARE = {

@@ -19,6 +19,7 @@ from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.errors import InputError, InvalidConfiguration
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.rules import why_it_cannot_run
+from tuner.search_spaces.safe_files import private_folder
 from tuner.workload.node.clocks.base import Governor, GovernorError
 from tuner.workload.node.meters import Meter, MeterError
 from tuner.workload.node.platforms import platform_of
@@ -30,7 +31,6 @@ from tuner.workload.program.built_in_job import launchable, training_program
 from tuner.workload.records.probe import Failure, MeterInfo, ProbeRecord, ProbeRequest
 from tuner.workload.records.runners import Continuation, Runner
 from tuner.workload.scripts.job import LaunchableJob
-from tuner.workload.scripts.rights import private_folder
 
 
 class LocalRunner(Runner):

@@ -1,8 +1,14 @@
-"""A user's own training script as a job: its knobs, and its start under a configuration."""
+"""A user's own training script as a job: its knobs, and its start under a configuration.
+
+The *frame* that a script trains in (DeepSpeed, transformers' Trainer, Accelerate, Lightning, a
+plain torch loop) decides: it may own the batches, the accumulation, the optimizer and the model.
+A knob without evidence of one inspected launch is not offered, and the user gets the reason.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -10,19 +16,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
-from tuner.search_spaces.job import TrainingJob
-from tuner.search_spaces.knob_declarations import Knob, check_knobs
-from tuner.search_spaces.knobs import Value
+from tuner.search_spaces.job import TodayFacts, TrainingJob
+from tuner.search_spaces.knob_declarations import CHANGED, Knob, check_knobs, with_baseline
+from tuner.search_spaces.knobs import KNOBS, Value
 from tuner.search_spaces.safe_files import write_text
-from tuner.search_spaces.space import SearchSpace
-from tuner.search_spaces.today_facts import TodayFacts
+from tuner.search_spaces.space import Auto, SearchSpace
 from tuner.workload.hook import merge, split_differently
 from tuner.workload.scripts.command import Script, Start, imported_frameworks, names_a_rank
 from tuner.workload.scripts.declared_knobs import resolved
 from tuner.workload.scripts.job import LaunchableJob, UserCommand
-from tuner.workload.scripts.knob_support import ScriptKnobs
 from tuner.workload.scripts.launchers.secrets import require, shell_words
 from tuner.workload.scripts.routes import (
     BATCH_SPLIT,
@@ -31,12 +36,185 @@ from tuner.workload.scripts.routes import (
     ROUTES,
     Draft,
     KnobSupport,
+    support_of,
+    today_of,
 )
+from tuner.workload.scripts.routes.batch_split import NO_BATCH
 from tuner.workload.scripts.script_facts import LAUNCH, Launcher
 from tuner.workload.scripts.script_training import ScriptTraining
-from tuner.workload.scripts.today import facts_today
 
-#: Knob that is added where nothing else of a command can be set (`tuner.workload.scripts.threads`).
+#: Part of a configuration's name even at their defaults; of the others only what is not.
+_ALWAYS_NAMED = ("data_parallel", "micro_batch", "zero_stage")
+
+
+@dataclass(frozen=True)
+class ScriptKnobs:
+    """Knobs of a script: their present values, their support and the space that they leave."""
+
+    job: ScriptTraining
+
+    @cached_property
+    def baseline(self) -> Configuration:
+        """The user's present configuration."""
+        values = {
+            name: value
+            for name, value in today_of(self.job).items()
+            if name in _ALWAYS_NAMED or (name in KNOBS and value != KNOBS[name].default)
+        }
+        return with_baseline(Configuration.of(values), self.job.knobs)
+
+    @cached_property
+    def offers(self) -> Mapping[str, KnobSupport]:
+        """The support of each launch knob."""
+        return {name: support_of(self.job, name) for name in LAUNCH}
+
+    def refused(self, configuration: Configuration) -> list[str]:
+        """Return a phrase for each knob value that this script cannot take; empty if none."""
+        phrases = []
+        declared = {*(knob.name for knob in self.job.knobs), CHANGED}
+        for name, value in configuration.launch.items():
+            if name in declared:
+                continue
+            offer, today = self.offers.get(name), self.baseline.get(name)
+            if offer is None:
+                phrases.append(f"{name} is not a knob of a script")
+            elif value != today and not offer.turned:
+                phrases.append(f"{name} is {today} in this script and not {value}: {offer.why}")
+            elif value != today and offer.values and value not in offer.values:
+                phrases.append(f"{name} {value} is none of {', '.join(map(str, offer.values))}")
+        if self.job.frame.keeps == "micro_batch" and not phrases:
+            today = self.baseline.micro_batch * self.baseline.data_parallel
+            if configuration.micro_batch * configuration.data_parallel != today:
+                phrases.append(f"micro-batch x ranks stay {today}: the script does not accumulate")
+        if phrases or self.job.driven is None or configuration.launch == self.baseline.launch:
+            return phrases
+        return self.job.driven.refused(configuration)
+
+    def restricted(self, space: SearchSpace) -> SearchSpace:
+        """Return the space with knobs that a script cannot set fixed at present values."""
+        choices: dict[str, tuple[Value, ...] | Auto] = {}
+        for name in KNOBS:
+            choice = space.choices.get(name)
+            if name == "sharding" and choice is None and _shards_otherwise(self.job, space):
+                choice = self.offers[name].values
+            if name == "global_batch":
+                continue
+            kept = self._choice_of(name, choice) if name in self.offers else choice
+            if kept is not None:
+                choices[name] = kept
+        return replace(space, choices=choices)
+
+    def _choice_of(
+        self, name: str, choice: tuple[Value, ...] | Auto | None
+    ) -> tuple[Value, ...] | Auto | None:
+        offer, today, default = self.offers[name], self.baseline.get(name), KNOBS[name].default
+        assert today is not None  # every launch knob has a default
+        if choice is None or not offer.turned or choice == Auto(kind="baseline"):
+            if today == default or default is None:
+                return None
+            # A knob that the space does not name stands at its default, or as today.
+            can = choice is None and offer.turned and default in (offer.values or (default,))
+            return (default, today) if can else (today,)
+        if isinstance(choice, tuple):
+            kept = [value for value in choice if not offer.values or value in offer.values]
+            return (*kept, today)
+        return (*offer.values, today) if offer.values else choice
+
+    def sentences(self, searched: Collection[str] = LAUNCH) -> tuple[str, ...]:
+        """Describe the knobs in play and the reasons against the rest, one sentence each."""
+        able = [name for name in LAUNCH if self.offers[name].turned]
+        declared = [knob.name for knob in self.job.knobs]
+        turned = [*(name for name in able if name in searched), *declared]
+        left = [name for name in able if name not in searched]
+        sentences = [
+            f"the script {self.job.name!r} trains by {_trainer(self.job)}; in play: "
+            f"{', '.join(turned) or 'no launch knob'}, and live settings where the machine lets "
+            "them be set"
+        ]
+        if left:
+            sentences.append(f"not in this search space: {', '.join(left)}")
+        if others := _undeclared(self.job):
+            sentences.append(f"{others} (--knobs framework)")
+        for why, names in self._reasons(LAUNCH).items():
+            sentences.append(f"not in play: {', '.join(names)}: {why}")
+        return (*sentences, *self.job.assumed)
+
+    def why_nothing(self) -> tuple[str, ...]:
+        """Return why none of the knobs that split the batch can be turned, a sentence each."""
+        reasons = self._reasons(("micro_batch", "data_parallel"))
+        stay = [
+            f"{' and '.join(names)}: {why}" for why, names in reasons.items() if why != NO_BATCH
+        ]
+        return (*stay, *(note for note in self.job.assumed if "predicted before" not in note))
+
+    def _reasons(self, names: Collection[str]) -> dict[str, list[str]]:
+        reasons: dict[str, list[str]] = {}
+        for name in names:
+            if not self.offers[name].turned:
+                reasons.setdefault(self.offers[name].why, []).append(name)
+        return reasons
+
+
+def _trainer(job: ScriptTraining) -> str:
+    counted = {"torch": "a torch optimizer", "program": "steps of its own"}
+    by = counted.get(job.frame.kind, "DeepSpeed")
+    by = f"{job.frame.owner} over {by}" if job.frame.owner else by
+    return f"{by}, recognised as {job.driver.title}" if job.driver else by
+
+
+def _undeclared(job: ScriptTraining) -> str:
+    if job.driver is None:
+        return ""
+    own, driver = {knob.name for knob in job.knobs}, job.driver.driver
+    others = [name for name in driver.declared if name not in own]
+    return f"{driver.name} also has {', '.join(others)}" if others else ""
+
+
+def _shards_otherwise(job: ScriptTraining, space: SearchSpace) -> bool:
+    stages = space.choices.get("zero_stage")
+    searched = isinstance(stages, tuple) and len(stages) > 1
+    return searched and job.driven is not None and "sharding" in job.driven.today
+
+
+#: Part of every configuration's name, and no fact of a program that shards nothing.
+_NO_ZERO = ("zero_stage", 0)
+
+
+def facts_today(job: ScriptTraining, own: Configuration, today: Configuration) -> TodayFacts:
+    """Return the facts of a script under today's configuration; `own` is its command's."""
+    launcher = job.launcher
+    by_launcher = launcher is not None and launcher.words and launcher.processes
+    by = "as your command starts them" if job.line else "no launcher says more"
+    sources = {"ranks": launcher.kind if by_launcher and launcher else by}
+    knobs = {**today.launch, **today.live}
+    if not job.frame.on_deepspeed and "zero_stage" not in job.placeholders:
+        knobs = {name: value for name, value in knobs.items() if (name, value) != _NO_ZERO}
+    for name in knobs:
+        if name in job.placeholders:
+            sources[name] = "the command"
+        elif job.stated_values.get(name) and job.driver is not None:
+            sources[name] = job.driver.driver.name
+    replicas = today.data_parallel
+    micro = today.micro_batch if job.frame.micro_batch else 0
+    times = job.frame.accumulation
+    if job.global_batch and micro:
+        times = job.global_batch // (micro * replicas)
+    sources |= job.frame.sources
+    if (today.micro_batch, replicas) != (own.micro_batch, own.data_parallel):
+        sources |= dict.fromkeys(("micro_batch", "accumulation"), "--today")
+    return TodayFacts(
+        ranks=today.world_size,
+        replicas=replicas,
+        global_batch=job.global_batch,
+        micro_batch=micro,
+        accumulation=times,
+        steps=job.steps,
+        knobs=knobs,
+        sources=sources,
+    )
+
+
+#: Knob that is added where nothing else of a command can be set (`with_threads`).
 THREADS = "threads"
 #: Variables of a probe, of which nothing is logged.
 _QUIET_ENV = {
@@ -337,3 +515,24 @@ class ScriptJob(ScriptTraining, LaunchableJob):
 
 def _ways(job: ScriptJob) -> set[tuple[str, str]]:
     return {(knob.name, knob.how) for knob in job.knobs}
+
+
+_VARIABLE = "OMP_NUM_THREADS"
+
+
+def with_threads(job: ScriptJob, cluster: Cluster) -> ScriptJob | None:
+    """Return the job with the number of threads as a knob; None if there is none to choose.
+
+    Numbers up to the cores that a rank has are halved down to 1; today's is the one observed.
+    """
+    today, most = job.frame.threads, cluster.devices_per_node // max(job.ranks_today, 1)
+    taken = any(knob.name == THREADS or knob.how == f"env:{_VARIABLE}" for knob in job.knobs)
+    # A program that computes with other threads than the variable says sets them itself.
+    taken |= os.environ.get(_VARIABLE, str(today)) != str(today)
+    if cluster.device.is_gpu or not today or taken:
+        return None
+    values = {today, *(most >> halvings for halvings in range(most.bit_length()))}
+    if len(values) < 2:
+        return None
+    knob = Knob(THREADS, tuple(sorted(values)), baseline=today, how=f"env:{_VARIABLE}")
+    return job.declares([*job.knobs, knob])

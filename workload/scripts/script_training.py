@@ -11,9 +11,8 @@ from pathlib import Path
 from typing import Any, Self
 
 from tuner.search_spaces.errors import InputError, check_integer
-from tuner.search_spaces.job import TrainingJob
+from tuner.search_spaces.job import Program, TrainingJob
 from tuner.search_spaces.knob_declarations import read_knobs
-from tuner.search_spaces.program import Program
 from tuner.workload.scripts.deepspeed_file import is_deepspeed_file, read_deepspeed
 from tuner.workload.scripts.frameworks.bound_driver import Bound, BoundDriver
 from tuner.workload.scripts.script_facts import PLACEHOLDER, Launcher, ScriptFacts, names_taken

@@ -11,9 +11,8 @@ from tuner.models.analytic.constants import constants_of
 from tuner.models.analytic.model import AnalyticModel, Breakdown
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration
-from tuner.search_spaces.job import load_job
+from tuner.search_spaces.job import LoRA, load_job
 from tuner.search_spaces.model_facts import facts_of
-from tuner.search_spaces.program import LoRA
 
 PLAIN = load_job("qwen2.5-7b")
 JOB = replace(PLAIN, lora=LoRA(16))

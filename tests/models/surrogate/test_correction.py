@@ -13,10 +13,10 @@ from tuner.models.job_prior import AnalyticPrior, prior_of
 from tuner.models.prior import Prediction
 from tuner.models.surrogate.features import CORRECTING, FeatureMap
 from tuner.models.surrogate.surrogates import Surrogates
-from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import load_job
+from tuner.search_spaces.space import Candidates
 
 JOB, CLUSTER = load_job("opt-350m"), load_cluster("a100-8")
 BASE = constants_of(CLUSTER.device)

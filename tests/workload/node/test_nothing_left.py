@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.waiting import wait_until
-from tuner.search_spaces import temporary
-from tuner.search_spaces.temporary import SHORT_PREFIX, TemporaryFolder
+from tuner.search_spaces import safe_files
+from tuner.search_spaces.safe_files import SHORT_PREFIX, TemporaryFolder
 from tuner.workload.node.rank_server import RankServer
 
 #: Stands for a framework whose import, or whose op's build, starts compilers and waits for them.
@@ -125,7 +125,7 @@ def test_a_server_answers_after_its_agent_has_spoken_much(tmp_path: Path) -> Non
 
 MAKER = """
 import sys, time
-from tuner.search_spaces.temporary import TemporaryFolder
+from tuner.search_spaces.safe_files import TemporaryFolder
 made = TemporaryFolder(parent=sys.argv[1])
 (made.path / "agent").write_text("x")
 print(made.path, flush=True)
@@ -152,7 +152,7 @@ def test_a_folder_of_a_killed_process_is_removed_by_the_next_start(tmp_path: Pat
             assert made.path.stat().st_mode & 0o777 == 0o700
             assert not left.exists()
             assert (kept / "agent").exists()
-            temporary.remove_abandoned(str(tmp_path))  # this process's own is not abandoned
+            safe_files.remove_abandoned(str(tmp_path))  # this process's own is not abandoned
             assert made.path.exists()
         assert not made.path.exists()
         assert all((tmp_path / other / "file").exists() for other in others)
@@ -170,7 +170,7 @@ def test_the_folder_of_another_user_stops_nobody() -> None:
     shared.chmod(0o777)
     theirs = shared / "joulefront_theirs"
     theirs.mkdir()
-    (theirs / temporary.MARK).touch()
+    (theirs / safe_files.MARK).touch()
     theirs.chmod(0)
     if is_root := os.geteuid() == 0:  # whom no mode keeps out
         os.seteuid(65534)
@@ -183,5 +183,5 @@ def test_the_folder_of_another_user_stops_nobody() -> None:
         if is_root:
             os.seteuid(0)
         theirs.chmod(0o700)
-    assert (theirs / temporary.MARK).exists()
+    assert (theirs / safe_files.MARK).exists()
     shutil.rmtree(shared)

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from tuner.search_spaces.job import load_job
+from tuner.search_spaces.job import LoRA, load_job
 from tuner.search_spaces.model_facts import facts_of
-from tuner.search_spaces.program import LoRA
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")

@@ -12,8 +12,7 @@ from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.knob_declarations import Knob
 from tuner.workload.node.platforms.cores import Cores
 from tuner.workload.scripts.script_facts import ScriptFacts
-from tuner.workload.scripts.script_job import ScriptJob
-from tuner.workload.scripts.threads import with_threads
+from tuner.workload.scripts.script_job import ScriptJob, with_threads
 
 
 @pytest.fixture(autouse=True)

@@ -15,12 +15,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from tuner.search_spaces.conditions import holds, names_in
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
-from tuner.search_spaces.knob_declarations import Knob
+from tuner.search_spaces.job import Program
+from tuner.search_spaces.knob_declarations import Knob, holds, names_in
 from tuner.search_spaces.knobs import KNOBS, Value
-from tuner.search_spaces.program import Program
 from tuner.workload.scripts.frameworks.driver import Driver, read_driver
 from tuner.workload.scripts.frameworks.parts import TEMPLATE, UNSET, Fact, Route, matches
 from tuner.workload.scripts.frameworks.settings import Settings, wrapped

@@ -1,8 +1,9 @@
 """Driver of a framework: one TOML file with the places of its knobs.
 
 `docs/adding-a-framework.md` explains each key. A driver is data: its conditions are those of
-`tuner.search_spaces.conditions`, and a key or a table that is not listed here is refused. What it
-makes run, by variables, imports and calls, is said by `tuner.workload.scripts.user_code`.
+declared knobs (`tuner.search_spaces.knob_declarations`), and a key or a table that is not listed
+here is refused. What it makes run, by variables, imports and calls, is said by
+`tuner.workload.scripts.user_code`.
 """
 
 from __future__ import annotations
@@ -17,12 +18,11 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from tuner.search_spaces.conditions import check_condition
 from tuner.search_spaces.data_files import read_toml
 from tuner.search_spaces.errors import InputError, UnknownName
-from tuner.search_spaces.knob_declarations import Knob
+from tuner.search_spaces.job import PARTITIONS, Program
+from tuner.search_spaces.knob_declarations import Knob, check_condition
 from tuner.search_spaces.knobs import KNOBS
-from tuner.search_spaces.program import PARTITIONS, Program
 from tuner.search_spaces.typed_json import plain_text, whole_number
 from tuner.workload.hook import merge
 from tuner.workload.scripts.frameworks.parts import (

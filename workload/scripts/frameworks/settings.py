@@ -23,10 +23,9 @@ from typing import Any
 
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.knob_declarations import FILE_KINDS
-from tuner.search_spaces.safe_files import write_text
+from tuner.search_spaces.safe_files import without_secrets, write_text
 from tuner.workload.scripts.frameworks.parts import UNSET, Command, Wrapper
 from tuner.workload.scripts.key_files import changed_text, parsed_file, read_text, renamed
-from tuner.workload.scripts.rights import without_secrets
 
 MODULE = "joulefront_config"
 #: Prints today's values of some keys; an object is named by its class, and None left out.

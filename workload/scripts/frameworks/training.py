@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.job import LoRA, Program
 from tuner.search_spaces.knobs import Value
-from tuner.search_spaces.program import LoRA, Program
 from tuner.workload.scripts.frameworks.bound_driver import Bound, BoundDriver
 from tuner.workload.scripts.frameworks.facts import Facts
 from tuner.workload.scripts.frameworks.settings import Settings

@@ -16,9 +16,9 @@ from tests.support.studies import measured, record
 from tests.twin import TwinGpu, TwinNode
 from tuner.search.candidate_planner import CandidatePlanner
 from tuner.search.planner import PlanningState
-from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.space import Candidates
 from tuner.workload.node.clocks.governor import NvmlGovernor
 from tuner.workload.node.device_watch import DeviceWatch
 from tuner.workload.node.machine import detect_cluster

@@ -12,9 +12,9 @@ from tuner.problem.problem import ProbeCost
 from tuner.search.planner import PlanningState
 from tuner.search.planner import ProbePlan
 from tuner.search.sampler import CandidateSampler
-from tuner.search_spaces.candidates import Candidates
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.configuration import Settings
+from tuner.search_spaces.space import Candidates
 
 
 __all__ = ["LaunchAwareSampler"]
