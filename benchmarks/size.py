@@ -39,7 +39,7 @@ LAYERS = (
     *("formatting", "pareto", "storage", "terminal"),
     *("problem", "executors", "search", "answer", "study"),
     *("receipt", "online", "callbacks", "display", "result", "deploy", "api", "cli"),
-    *("planner", "exchange", "dashboard", "testing"),
+    *("comparison", "planner", "exchange", "dashboard", "testing"),
 )
 #: Packages of `tuner.workload` from the ground up: each may import those before it.
 WORKLOAD_PARTS = ("records", "hook", "scripts", "program", "node")

@@ -10,9 +10,10 @@ import numpy as np
 from tuner.models.analytic.constants import Constants
 from tuner.models.analytic.layout import UNMODELLED
 from tuner.models.analytic.model import AnalyticModel, ByConstants, Correctable
+from tuner.models.analytic.model_error import ModelError, known_error_lines
 from tuner.models.prior import Prediction
 from tuner.models.scale_out import ScaleOut
-from tuner.search_spaces.cluster import Cluster
+from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import TrainingJob, steps_a_job_step
 
@@ -20,6 +21,16 @@ from tuner.search_spaces.job import TrainingJob, steps_a_job_step
 def prior_of(job: TrainingJob, cluster: Cluster) -> AnalyticPrior | None:
     """Return the prior of a job whose model is known; None for another one."""
     return AnalyticPrior(AnalyticModel(job, cluster), job) if job.is_modelled else None
+
+
+def error_lines(device: Device) -> list[str]:
+    """Return sentences on the models' error on this kind of device."""
+    return known_error_lines(device)
+
+
+def ratio_sd(configurations: Sequence[Configuration], row: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the errors of all configurations over one's (`ModelError.ratio_sd`)."""
+    return ModelError(configurations).ratio_sd(row)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from tuner.search_spaces.cluster import Cluster
+from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.plugins import Socket
@@ -67,6 +67,21 @@ def prior_of(job: TrainingJob, cluster: Cluster) -> Prior | None:
     """Return the prior of this job on this cluster; None if no provider has one."""
     providers: list[Any] = [*SOCKET.plugins.values(), *SOCKET.parts]
     return next((p for each in providers if (p := each.prior_of(job, cluster)) is not None), None)
+
+
+def error_lines(device: Device) -> list[str]:
+    """Return sentences on the known error of the analytic models on a kind of device."""
+    models: Any = SOCKET.part("analytic")
+    return models.error_lines(device) if models is not None else []
+
+
+def ratio_sd(
+    configurations: Sequence[Configuration], row: int
+) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return the standard deviations of the analytic models' error in log time and log energy over
+    those of one configuration, shape (n,) each; None without the models."""
+    models: Any = SOCKET.part("analytic")
+    return models.ratio_sd(configurations, row) if models is not None else None
 
 
 def peak_memory_bytes(prior: Prior, configurations: Sequence[Configuration]) -> np.ndarray:

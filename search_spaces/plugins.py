@@ -132,6 +132,17 @@ def shipped_module(name: str) -> ModuleType | None:
         return None
 
 
+def extra_module(name: str, what: str) -> Any:
+    """Import a module of an extra; raise InputError if this installation leaves a part of it out.
+
+    Args:
+        what: what needs the module, for the error.
+    """
+    if (module := shipped_module(name)) is None:
+        raise not_installed(what, name)
+    return module
+
+
 def not_installed(what: str, part: str = "") -> InputError:
     """Return the error of something that needs an extra, which this installation leaves out."""
     named = f" ({part})" if part else ""

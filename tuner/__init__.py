@@ -7,28 +7,7 @@ result = tuner.optimize(budget_kJ=25)
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from tuner.answer.parts import Interval, Point, Recommendation
-    from tuner.api import load_result, optimize, replay
-    from tuner.callbacks import EnergyLog, log_energy
-    from tuner.display.progress import track
-    from tuner.online.block import tuning
-    from tuner.planner.api import plan
-    from tuner.planner.fit import fit
-    from tuner.problem.constraints import Constraints
-    from tuner.problem.settings import SearchSettings
-    from tuner.result import Result
-    from tuner.search_spaces.cluster import Cluster
-    from tuner.search_spaces.configuration import Configuration
-    from tuner.search_spaces.errors import InputError
-    from tuner.search_spaces.job import TrainingJob
-    from tuner.search_spaces.knob_declarations import Knob
-    from tuner.study.callbacks import Progress
-    from tuner.study.session import Interrupted
-    from tuner.workload.records.probe import WindowPolicy
-    from tuner.workload.scripts.command import Script
+from typing import Any
 
 __all__ = [
     "Cluster",
@@ -59,11 +38,7 @@ __all__ = [
 
 _NAMES = {
     "tuner.api": ("load_result", "optimize", "replay"),
-    "tuner.callbacks": ("EnergyLog", "log_energy"),
     "tuner.display.progress": ("track",),
-    "tuner.online.block": ("tuning",),
-    "tuner.planner.api": ("plan",),
-    "tuner.planner.fit": ("fit",),
     "tuner.problem.constraints": ("Constraints",),
     "tuner.problem.settings": ("SearchSettings",),
     "tuner.answer.parts": ("Interval", "Point", "Recommendation"),
@@ -78,13 +53,27 @@ _NAMES = {
     "tuner.workload.records.probe": ("WindowPolicy",),
     "tuner.workload.scripts.command": ("Script",),
 }
-_MODULES = {name: module for module, names in _NAMES.items() for name in names}
+#: Names of extras, which an installation may leave out.
+_OF_EXTRAS = {
+    "tuner.callbacks": ("EnergyLog", "log_energy"),
+    "tuner.online.block": ("tuning",),
+    "tuner.planner.api": ("plan",),
+    "tuner.planner.fit": ("fit",),
+}
+_MODULES = {name: module for module, names in {**_NAMES, **_OF_EXTRAS}.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module 'tuner' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_MODULES[name]), name)
+    module: Any
+    if _MODULES[name] in _OF_EXTRAS:
+        from tuner.search_spaces.plugins import extra_module
+
+        module = extra_module(_MODULES[name], f"tuner.{name}")
+    else:
+        module = importlib.import_module(_MODULES[name])
+    value = getattr(module, name)
     globals()[name] = value
     return value
 

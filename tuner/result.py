@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from tuner.answer import another_choice, parts
 from tuner.answer.answer import Answer
-from tuner.answer.explain import explain
 from tuner.answer.parts import as_json, without_probabilities
 from tuner.display import advice
-from tuner.display.export import frame, front_frame, write_csv
-from tuner.display.notebook import result_html
 from tuner.display.text import answer_lines, choice_lines, explanation_lines
 from tuner.problem.constraints import Constraints, LimitOptions
 from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.plugins import extra_module
 from tuner.search_spaces.safe_files import archive_of
 from tuner.search_spaces.typed_json import JSON_SCHEMA
 from tuner.workload.records.without_energy import known_figures
@@ -75,24 +73,22 @@ class Result(Answer):
     def front(self) -> pandas.DataFrame:
         """The front as a table, fastest first, by the numbers that `point` takes; InputError if
         pandas is not installed (extra `notebook`)."""
-        return front_frame(self)
+        return _extra("export").front_frame(self)
 
     @property
     def table(self) -> pandas.DataFrame:
         """Every point with all its figures, fastest first; raises as `front`."""
-        return frame(self)
+        return _extra("export").frame(self)
 
     def plot(self, kind: str = "front") -> go.Figure:
         """Return one of the report's figures (`tuner.display.plots.figures`), whose `write_image`
         (kaleido) makes a PDF or SVG; UnknownName if there is none, or nothing to draw in it."""
-        from tuner.display.plots import plot
-
-        return plot(self, kind)
+        return _extra("plots").plot(self, kind)
 
     def to_csv(self, out: str | Path | None = None) -> Path:
         """Write the points as CSV and return the path (default: in the run's folder); InputError if
         the file cannot be written."""
-        return write_csv(self, out)
+        return _extra("export").write_csv(self, out)
 
     def choose(
         self, constraints: Constraints | None = None, **limits: Unpack[LimitOptions]
@@ -107,11 +103,12 @@ class Result(Answer):
 
     def explain(self, point: str | Configuration = "best") -> Explanation:
         """Explain a point: its time and energy by part and the effect of each knob."""
-        return Explanation(**_fields(explain(self, point)))
+        comparison = extra_module("tuner.comparison.explain", "an explanation")
+        return Explanation(**_fields(comparison.explain(self, point)))
 
     def _repr_html_(self) -> str:
         """Return the recommendation and the front as a table, for a notebook."""
-        return result_html(self)
+        return _extra("notebook").result_html(self)
 
     def __str__(self) -> str:
         """Return the answer that `tuner optimize` ends with."""
@@ -140,6 +137,10 @@ class Result(Answer):
         data = known_figures(as_json(values), energy=self.has_energy)
         doubted = self.plan is not None and self.plan.doubts
         return {"schema": JSON_SCHEMA, **(without_probabilities(data) if doubted else data)}
+
+
+def _extra(name: str) -> Any:
+    return extra_module(f"tuner.display.{name}", "this view of a result")
 
 
 def _fields(value: Any) -> dict[str, Any]:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import ast
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import tuner
 from tests.support.entry_points import install_plugin
 from tuner.cli import command_table
 from tuner.cli.command_table import SHIPPED, Provider
 from tuner.cli.main import command_parser, main
 from tuner.cli.parser import Commands, Parser
+from tuner.search_spaces.errors import InputError
 
 PLUGIN = """
 PROTOCOL = 1
@@ -67,6 +72,78 @@ def test_a_part_that_a_command_misses_as_it_runs_is_one_sentence(
     monkeypatch.setitem(sys.modules, "tuner.planner.api", None)
     assert main(["plan", "opt-350m", "--cluster", "a100-8"]) == 2
     assert "tuner plan needs a part of joulefront" in capsys.readouterr().err
+
+
+MEASURED = Path(__file__).resolve().parents[1] / "data" / "measured"
+
+
+@pytest.mark.parametrize(
+    ("module", "use", "what"),
+    [
+        ("tuner.planner", lambda run: tuner.plan, "tuner.plan"),
+        ("tuner.planner", lambda run: tuner.fit, "tuner.fit"),
+        ("tuner.online", lambda run: tuner.tuning, "tuner.tuning"),
+        ("tuner.callbacks", lambda run: tuner.EnergyLog, "tuner.EnergyLog"),
+        ("tuner.callbacks", lambda run: tuner.log_energy, "tuner.log_energy"),
+        ("tuner.comparison", lambda run: run.explain(), "an explanation"),
+        ("tuner.display.export", lambda run: run.front, "this view of a result"),
+        ("tuner.display.export", lambda run: run.table, "this view of a result"),
+        ("tuner.display.export", lambda run: run.to_csv("x.csv"), "this view of a result"),
+        ("tuner.display.plots", lambda run: run.plot(), "this view of a result"),
+        ("tuner.display.notebook", lambda run: run._repr_html_(), "this view of a result"),
+    ],
+)
+def test_a_name_of_an_extra_that_is_left_out_is_one_sentence(
+    monkeypatch: pytest.MonkeyPatch, module: str, use: Callable[[Any], Any], what: str
+) -> None:
+    result = tuner.load_result(MEASURED)
+    leave_out(monkeypatch, module)
+    with pytest.raises(InputError) as raised:
+        use(result)
+    text = str(raised.value)
+    assert text.startswith(
+        f"{what} needs a part of joulefront that is not installed here ({module}"
+    )
+    assert "install all parts: pip install '" in text
+    assert result.choose(deadline="9d").point in result.points
+
+
+def leave_out(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+    """Make the imports of a package and of what is in it fail as if its folder were deleted."""
+    for name in [each for each in sys.modules if each == package or each.startswith(f"{package}.")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    for name in ("plan", "fit", "tuning", "EnergyLog", "log_energy"):
+        monkeypatch.delitem(vars(tuner), name, raising=False)
+
+
+def test_without_the_report_the_other_commands_of_a_run_work(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for name in ("report", "plots", "export", "notebook", "figures", "html"):
+        leave_out(monkeypatch, f"tuner.display.{name}")
+    leave_out(monkeypatch, "tuner.comparison")
+    for words in (["show"], ["choose", "--minimize", "energy"], ["replay", "--name", "again"]):
+        command, *rest = words
+        runs = ["--runs-dir", str(tmp_path)] if command == "replay" else []
+        assert main([command, str(MEASURED), *rest, *runs]) == 0
+    capsys.readouterr()
+    assert main(["show", str(MEASURED), "--html", "--out", str(tmp_path / "x.html")]) == 2
+    assert "tuner show --html needs a part of joulefront" in capsys.readouterr().err
+    assert main(["compare", str(MEASURED)]) == 2
+    assert "tuner compare needs a part of joulefront" in capsys.readouterr().err
+
+
+def test_the_stub_of_the_package_names_what_it_exports() -> None:
+    stub = ast.parse((Path(tuner.__file__).with_suffix(".pyi")).read_text(encoding="utf-8"))
+    named = {
+        alias.name: node.module
+        for node in stub.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert set(named) == set(tuner.__all__)
+    assert named == tuner._MODULES
 
 
 def test_a_core_module_that_is_missing_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:

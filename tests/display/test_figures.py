@@ -27,9 +27,9 @@ from tests.support.results import (
     small_result,
 )
 from tests.support.studies import TOML, run_replay, write_table
-from tuner.answer.explain import explain
 from tuner.answer.judge import Judge
 from tuner.answer.parts import Verification
+from tuner.comparison.explain import explain
 from tuner.display.advice import evidence_sentence
 from tuner.display.figures.power import (
     Timeline,

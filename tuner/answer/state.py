@@ -27,7 +27,7 @@ from tuner.answer.parts import (
 )
 from tuner.answer.posterior import Posterior
 from tuner.answer.windows import Windows
-from tuner.models.analytic.model_error import ModelError
+from tuner.models.prior import ratio_sd
 from tuner.models.surrogate import LeaveOneOut
 from tuner.models.surrogate.features import FeatureMap
 from tuner.models.surrogate.surrogates import Surrogates
@@ -124,7 +124,9 @@ class StudyState:
             return None
         every = [point.configuration for point in self.points]
         today = every.index(self.baseline.configuration)
-        time, energy = ModelError(every).ratio_sd(today)
+        if (errors := ratio_sd(every, today)) is None:
+            return None
+        time, energy = errors
         return {c: (float(t), float(e)) for c, t, e in zip(every, time, energy, strict=True)}
 
 

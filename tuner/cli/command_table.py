@@ -40,7 +40,7 @@ SHIPPED = (
     Provider("tuner.cli.demo", ("demo",), "simulated cluster"),
     Provider("tuner.cli.runs", ("show", "choose", "runs")),
     Provider("tuner.exchange.command", ("import", "export"), "exchange of runs"),
-    Provider("tuner.cli.compare", ("compare", "explain"), "comparison"),
+    Provider("tuner.comparison.command", ("compare", "explain"), "comparison"),
     Provider("tuner.dashboard.command", ("dashboard",), "dashboard"),
     Provider("tuner.cli.deploy", ("apply", "run"), "deployment"),
     Provider("tuner.cli.catalog", ("list", "completion")),

@@ -34,16 +34,17 @@ def _show(args: argparse.Namespace) -> int:
 
 def _write_page(args: argparse.Namespace) -> int:
     from tuner.api import load_result
-    from tuner.display.report import write_report
     from tuner.problem.run_folder import find_run
+    from tuner.search_spaces.plugins import extra_module
     from tuner.search_spaces.safe_files import require_own
 
+    report = extra_module("tuner.display.report", "tuner show --html")
     folder = find_run(args.run, args.runs_dir)
     result = load_result(folder.path)
     records = folder.records()
     if not args.out:
         require_own(folder.path)
-    path = write_report(result, Path(args.out or folder.report), records=records)
+    path = report.write_report(result, Path(args.out or folder.report), records=records)
     answer(args, {"report": str(path)}, [f"Report: {path}"])
     return OK
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tuner.answer.answer import Answer
-from tuner.answer.parts import Point
+from tuner.answer.parts import Explanation, Point
 from tuner.display.figures.front import front_figure
 from tuner.display.figures.power import Timeline, shown_timelines, timeline_figure
 from tuner.display.figures.style import (
@@ -42,6 +42,7 @@ from tuner.formatting import (
 )
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError, UnknownName
+from tuner.search_spaces.plugins import shipped_module
 from tuner.workload.records.probe import ProbeRecord
 from tuner.workload.records.trace import read_trace
 
@@ -140,13 +141,13 @@ def live_figure(result: Answer, most: int = 6) -> go.Figure | None:
 
 
 def explained(result: Answer) -> Explanation | None:
-    """Return why the choice is as it is; None without a choice."""
-    if result.best is None:
+    """Return why the choice is as it is; None without a choice, or without what explains it."""
+    comparison: Any = shipped_module("tuner.comparison.explain")
+    if result.best is None or comparison is None:
         return None
-    from tuner.answer.explain import explain
-
     try:
-        return explain(result, result.best.configuration)
+        found: Explanation = comparison.explain(result, result.best.configuration)
+        return found
     except (InputError, KeyError, TypeError, ValueError):
         return None  # a page that shows an answer does not fail for what only explains it
 

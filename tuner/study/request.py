@@ -313,10 +313,10 @@ def device_elsewhere(cluster: Cluster | str) -> str | None:
 
 
 def _as_prediction(problem: Problem) -> Problem:
-    from tuner.models.analytic.model_error import known_error_lines
+    from tuner.models.prior import error_lines
 
     assert problem.cluster is not None
-    errors = [f"known error: {line}" for line in known_error_lines(problem.cluster.device)]
+    errors = [f"known error: {line}" for line in error_lines(problem.cluster.device)]
     return replace(problem, notes=(*errors, *problem.notes), predicts=True)
 
 

@@ -17,7 +17,9 @@ from tuner.answer.answer import Answer
 from tuner.answer.parts import Explanation, KnobEffect, Point, RelativeChange
 from tuner.formatting import ordered_knobs
 from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.job import steps_a_job_step
 from tuner.search_spaces.knobs import KNOBS, Value
+from tuner.search_spaces.plugins import shipped_module
 from tuner.search_spaces.rules import broken_rules
 
 #: Joint draws behind an interval.
@@ -79,13 +81,10 @@ def _effects(result: Answer, point: Point) -> tuple[KnobEffect, ...]:
     )
 
 
-def _where(result: Answer, point: Point) -> dict[str, Mapping[str, float]]:
-    from tuner.models.analytic.model import AnalyticModel
-    from tuner.search_spaces.job import steps_a_job_step
-
+def _where(models: Any, result: Answer, point: Point) -> dict[str, Mapping[str, float]]:
     job, cluster = result.job, result.cluster
     assert job is not None and cluster is not None  # noqa: PT018
-    breakdown = AnalyticModel(job, cluster).breakdown(point.configuration)
+    breakdown = models.AnalyticModel(job, cluster).breakdown(point.configuration)
     step_s = point.time_to_solution_s / result.steps
     step_J = 1000 * point.energy_to_solution_kJ / result.steps
     share = steps_a_job_step(point.configuration, job)
@@ -110,8 +109,10 @@ def explain(result: Answer, point: str | Configuration = "best") -> Explanation:
         why = "no job or cluster is known"
     elif not result.job.is_modelled:
         why = "the model's sizes are not known"
+    elif (models := shipped_module("tuner.models.analytic.model")) is None:
+        why = "the analytic models are not installed"
     else:
-        where = _where(result, chosen)
+        where = _where(models, result, chosen)
     metered = chosen.meter.has_energy
     if where and not metered:
         error = {name: value for name, value in where["model_error"].items() if name != "energy"}

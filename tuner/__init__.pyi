@@ -1,0 +1,25 @@
+# The public names for type checkers; tuner/__init__.py imports each when it is first used.
+from tuner.answer.parts import Interval as Interval
+from tuner.answer.parts import Point as Point
+from tuner.answer.parts import Recommendation as Recommendation
+from tuner.api import load_result as load_result
+from tuner.api import optimize as optimize
+from tuner.api import replay as replay
+from tuner.callbacks import EnergyLog as EnergyLog
+from tuner.callbacks import log_energy as log_energy
+from tuner.display.progress import track as track
+from tuner.online.block import tuning as tuning
+from tuner.planner.api import plan as plan
+from tuner.planner.fit import fit as fit
+from tuner.problem.constraints import Constraints as Constraints
+from tuner.problem.settings import SearchSettings as SearchSettings
+from tuner.result import Result as Result
+from tuner.search_spaces.cluster import Cluster as Cluster
+from tuner.search_spaces.configuration import Configuration as Configuration
+from tuner.search_spaces.errors import InputError as InputError
+from tuner.search_spaces.job import TrainingJob as TrainingJob
+from tuner.search_spaces.knob_declarations import Knob as Knob
+from tuner.study.callbacks import Progress as Progress
+from tuner.study.session import Interrupted as Interrupted
+from tuner.workload.records.probe import WindowPolicy as WindowPolicy
+from tuner.workload.scripts.command import Script as Script

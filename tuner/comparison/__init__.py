@@ -1,0 +1,1 @@
+"""Comparison of points and runs, and the explanation of a point."""
