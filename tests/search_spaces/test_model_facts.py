@@ -35,6 +35,7 @@ EXACT = [
     ("llama", {**GATED, "attention_bias": True, "mlp_bias": True, "head_dim": 24}),
     ("mistral", GATED),
     ("mixtral", {**GATED, "num_local_experts": 6}),
+    ("mixtral", GATED),  # eight experts, which its file need not say
     ("qwen2", GATED),
     ("qwen3", {**GATED, "head_dim": 16}),
     ("qwen3", {**GATED, "attention_bias": True}),
