@@ -10,7 +10,7 @@ which are counted.
 
     python -m benchmarks.extras
     python -m benchmarks.extras --quick
-    python -m benchmarks.extras --without "Ray executor" --keep build/checkout
+    python -m benchmarks.extras --without "Ray and several nodes" --keep build/checkout
 
 `core_alone_passes` is of a checkout without any extra, `without_each_passes` counts the extras
 without each of which the rest passes, and `contrib_contract_passes` installs `contrib/amd` by pip

@@ -37,7 +37,7 @@ from benchmarks.walk import Walk, figures_of_walk, walk_of_a_request
 LAYERS = (
     *("search_spaces", "workload", "models"),
     *("formatting", "pareto", "storage", "terminal"),
-    *("problem", "executors", "search", "answer", "study"),
+    *("problem", "cluster", "executors", "search", "answer", "study"),
     *("receipt", "online", "callbacks", "display", "result", "deploy", "api", "cli"),
     *("comparison", "planner", "exchange", "dashboard", "testing"),
 )

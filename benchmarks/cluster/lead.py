@@ -12,11 +12,11 @@ from functools import cache
 from typing import Any, cast
 
 from benchmarks.figures import Figure
+from tuner.cluster.multi_node import MultiNodeTimeline, Nodes
+from tuner.cluster.peer import Peer
+from tuner.cluster.samples import with_shared_states
 from tuner.workload.node.meters import Reading
 from tuner.workload.node.meters.base import Meter
-from tuner.workload.node.multi_node.peer import Peer
-from tuner.workload.node.multi_node.probe import MultiNodeTimeline, Nodes
-from tuner.workload.node.multi_node.samples import with_shared_states
 from tuner.workload.records.probe import MeterInfo, PowerSample
 
 NODES, GPUS = 1024, 8

@@ -1,6 +1,6 @@
 """`doctor_steps`: commands from nothing to the first answer of `tuner doctor`, counted on the page.
 
-`tests/executors/test_ray_page.py` types them on three hosts.
+`tests/cluster/test_ray_page.py` types them on three hosts.
 """
 
 from __future__ import annotations

@@ -121,7 +121,7 @@ def growth_KiB(memory: dict[int, float], last_MiB: float, measured: int) -> floa
 def whole_study(cluster: Cluster, options: Any, folder: Path, address: str) -> list[Figure]:
     """The driver as a user's: sampler, study, trace, what it keeps of every record."""
     from tests.support.studies import problem_of_job
-    from tuner.executors.ray_executor import RayExecutor
+    from tuner.cluster.executor import RayExecutor
     from tuner.problem.run_folder import RunFolder
     from tuner.problem.settings import SearchSettings
     from tuner.study.callbacks import Progress
@@ -192,7 +192,7 @@ def main() -> None:
     options = parser.parse_args()
     from ray.cluster_utils import Cluster as RayCluster
 
-    from tuner.executors.ray_executor import RayExecutor
+    from tuner.cluster.executor import RayExecutor
 
     job = load_job(options.job)
     cluster = replace(load_cluster("h200-8"), nodes=options.nodes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.figures import Figure
-from tests.executors.joining_states import false_sentences
+from tests.cluster.joining_states import false_sentences
 
 
 def figures() -> list[Figure]:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.executors.own_ray import OwnRay
+from tests.cluster.own_ray import OwnRay
 from tests.support.scripts import CPU, script_job
 from tests.support.studies import modelled_study
 from tuner.cli.main import main

@@ -2,9 +2,8 @@ import pytest
 
 from tests.support.studies import METER, record, request
 from tuner.executors.base import Executor
-from tuner.executors.local import InlineExecutor, SimulatedExecutor
+from tuner.executors.local import InlineExecutor, SimulatedExecutor, run_safely
 from tuner.search_spaces.errors import InputError
-from tuner.workload.node.agent import run_safely
 from tuner.workload.records.probe import ProbeRecord
 
 

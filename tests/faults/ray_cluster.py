@@ -78,7 +78,7 @@ def _study(folder: Path, strike: Strike, *, asked: bool = False) -> int:
     import tuner
     from tests.faults import open_launch
     from tests.support.studies import LONG_JOB
-    from tuner.executors.ray_executor import RayExecutor
+    from tuner.cluster.executor import RayExecutor
     from tuner.search_spaces.cluster import load_cluster
     from tuner.study.loop import SearchLoop
 

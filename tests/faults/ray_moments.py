@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 
 import tuner
-from tests.executors.own_ray import OwnRay
+from tests.cluster.own_ray import OwnRay
 from tests.faults import moments
 from tests.faults.driver import run_of
 from tests.faults.harness import (
@@ -69,8 +69,8 @@ def session(folder: Path, storage: str | None = None, model: type[LawRunner] = L
 def search(folder: str, address: str, model: str) -> int:
     """One session of the search on the Ray at an address."""
     from tests.support.studies import LONG_JOB
+    from tuner.cluster.executor import RayExecutor
     from tuner.executors.base import Executor
-    from tuner.executors.ray_executor import RayExecutor
     from tuner.search_spaces.cluster import load_cluster
 
     def executor() -> Executor:

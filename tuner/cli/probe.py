@@ -151,7 +151,7 @@ def _request(
 
 def _doctor(args: argparse.Namespace) -> int:
     if args.ray is not None:
-        from tuner.executors.ray_cluster import survey
+        from tuner.cluster.joining import survey
         from tuner.workload.node.meters.base import own_meter
 
         with own_meter(args.meter):

@@ -16,7 +16,7 @@ from tuner.search_spaces.job import TrainingJob
 from tuner.workload.node.machine import detect_cluster
 
 if TYPE_CHECKING:
-    from tuner.executors.ray_executor import RayExecutor
+    from tuner.cluster.executor import RayExecutor
 
 EXECUTORS = ("ray", "inline", "simulated")
 
@@ -86,8 +86,8 @@ def open_executor(
     Ray and no address is given.
     """
     if name == "ray" or (name is None and needs_ray(cluster, address)):
-        from tuner.executors.ray_cluster import RayUnavailable
-        from tuner.executors.ray_executor import RayExecutor
+        from tuner.cluster.executor import RayExecutor
+        from tuner.cluster.joining import RayUnavailable
 
         if node is not None:  # its agents open their own meters
             node.close()

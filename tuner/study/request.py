@@ -237,7 +237,7 @@ class StudyRequest(JobRequest):
         return problem, run, request
 
     def _on_cluster(self, notify: Notify | None, starts: bool) -> Cluster:
-        from tuner.executors.ray_cluster import survey
+        from tuner.cluster.joining import survey
         from tuner.problem.from_job import cluster_of
         from tuner.problem.study_spec import parse_cluster
 

@@ -14,7 +14,7 @@ import pytest
 
 from benchmarks.twin.front import small_job
 from tests.twin import TwinGpu, TwinNode
-from tuner.executors.ray_cluster import NodeAgent
+from tuner.cluster.joining import NodeAgent
 from tuner.problem.from_job import cluster_of, identity_of
 from tuner.search_spaces.errors import InputError
 from tuner.study.session import _check_question
@@ -33,7 +33,7 @@ class TestCoresOfAGpuNode:
     @pytest.fixture(autouse=True)
     def _environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-        monkeypatch.setattr("tuner.executors.ray_cluster.strip_token", lambda: None)
+        monkeypatch.setattr("tuner.cluster.joining.strip_token", lambda: None)
 
     def test_a_study_of_cores_does_not_ask_who_uses_the_gpus(
         self, twin_node: Make, tmp_path: Path

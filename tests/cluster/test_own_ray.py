@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from tests.executors.own_ray import OwnRay
+from tests.cluster.own_ray import OwnRay
 
 
 def test_the_server_of_clients_and_what_is_being_started_are_killed_too(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
-from tuner.executors.ray_nodes import Slot
+from tuner.cluster.nodes import Slot
 from tuner.search_spaces.configuration import Settings
 from tuner.workload.records.probe import Failure, MeterInfo, ProbeRecord, ProbeRequest, shown_by
 from tuner.workload.records.runners import Continuation

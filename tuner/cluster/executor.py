@@ -2,7 +2,7 @@
 
 A probe leases what it is charged for: whole nodes where the energy of a node is measured, else as
 many devices as the cluster lists for a node; one node if its ranks fit into one, several if not.
-The nodes themselves, which join and leave while the study runs, are `tuner.executors.ray_nodes`'.
+The nodes themselves, which join and leave while the study runs, are `tuner.cluster.nodes`'.
 A probe that exceeds its limit is cancelled; an agent that does not answer is killed, and everything
 it started dies with it.
 """
@@ -15,15 +15,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from tuner.executors.ray_autoscaling import NodeDemand
-from tuner.executors.ray_cluster import actor_is_gone, import_ray, join_ray, resource_of
-from tuner.executors.ray_flights import NO_NODE_S, Flight, Losses, QueuedProbe
-from tuner.executors.ray_nodes import Leases, NodePool, Slot, admit_first, holders
-from tuner.executors.ray_security import exposures
+from tuner.cluster.agent import MakeRunner
+from tuner.cluster.autoscaling import NodeDemand
+from tuner.cluster.flights import NO_NODE_S, Flight, Losses, QueuedProbe
+from tuner.cluster.joining import actor_is_gone, import_ray, join_ray, resource_of
+from tuner.cluster.nodes import Leases, NodePool, Slot, admit_first, holders
+from tuner.cluster.security import exposures
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import TrainingJob
-from tuner.workload.node.agent import MakeRunner
 from tuner.workload.program.ops import BUILD_LIMIT_S
 from tuner.workload.records.probe import (
     Failure,

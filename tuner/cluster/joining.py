@@ -21,10 +21,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tuner.executors.ray_autoscaling import NodeDemand
-from tuner.executors.ray_head import Head, address_of, check_address, require_node_here
-from tuner.executors.ray_private import has_tokens, quiet, reload_authentication
-from tuner.executors.ray_security import (
+from tuner.cluster.agent import Agent, NodeStatus, unusable
+from tuner.cluster.autoscaling import NodeDemand
+from tuner.cluster.head import Head, address_of, check_address, require_node_here
+from tuner.cluster.peer import PeerLost
+from tuner.cluster.ray_private import has_tokens, quiet, reload_authentication
+from tuner.cluster.security import (
     PACKAGES_FOLDER,
     exposures,
     foreign_package,
@@ -37,11 +39,9 @@ from tuner.formatting import counted
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.search_spaces.extras import install_command
-from tuner.workload.node.agent import Agent, NodeStatus, unusable
 from tuner.workload.node.clocks.base import GovernorError
 from tuner.workload.node.facts import NodeFacts
 from tuner.workload.node.meters.base import variables
-from tuner.workload.node.multi_node.peer import PeerLost
 
 #: A node that has not answered by then (worker start, imports) is left out.
 POLL_S = 120.0
@@ -206,7 +206,7 @@ def actor_is_gone(ray: Any) -> tuple[type[Exception], ...]:
 
 
 class RayPeer:
-    """Peer (`tuner.workload.node.multi_node.peer.Peer`) through the actor of another node."""
+    """Peer (`tuner.cluster.peer.Peer`) through the actor of another node."""
 
     def __init__(self, actor: Any, name: str) -> None:
         import ray

@@ -1,7 +1,7 @@
 """Probes across nodes: settings cut and joined, meters added up, clocks compared, ranks relayed.
 
 The nodes are in this process: a peer is an object whose calls are plain ones. The real ones across
-Ray are in test_ray_cluster.py.
+Ray are in test_joining.py.
 """
 
 from __future__ import annotations
@@ -14,14 +14,7 @@ from typing import Any
 
 import pytest
 
-from tuner.search_spaces.configuration import Settings
-from tuner.search_spaces.errors import InputError
-from tuner.search_spaces.job import load_job
-from tuner.workload.node.clocks.base import AppliedSettings, GovernorError
-from tuner.workload.node.machine import detect_cluster
-from tuner.workload.node.meters import Reading
-from tuner.workload.node.multi_node.peer import Peer, PeerLost, interface_of
-from tuner.workload.node.multi_node.probe import (
+from tuner.cluster.multi_node import (
     MultiNodeGovernor,
     MultiNodeMeter,
     MultiNodeProbe,
@@ -30,7 +23,14 @@ from tuner.workload.node.multi_node.probe import (
     joined_settings,
     settings_of_part,
 )
-from tuner.workload.node.multi_node.samples import SHARED, merged, with_shared_states
+from tuner.cluster.peer import Peer, PeerLost, interface_of
+from tuner.cluster.samples import SHARED, merged, with_shared_states
+from tuner.search_spaces.configuration import Settings
+from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.job import load_job
+from tuner.workload.node.clocks.base import AppliedSettings, GovernorError
+from tuner.workload.node.machine import detect_cluster
+from tuner.workload.node.meters import Reading
 from tuner.workload.records.probe import MeterInfo, PowerSample, ProbeRequest, WindowPolicy
 
 CLOCKS = (1200, 1300, 1400, 1500)
@@ -244,7 +244,7 @@ def test_a_timeline_adds_power_at_each_sample_and_merges_states_once_a_second(
         calls.append(len(samples))
         return merged(samples, devices)
 
-    monkeypatch.setattr("tuner.workload.node.multi_node.probe.merged", counted)
+    monkeypatch.setattr("tuner.cluster.multi_node.merged", counted)
     peers = [Recorded([PowerSample(k / 10, 100.0 + k) for k in range(40)]) for _ in range(3)]
     hot = PowerSample(4.0, 50.0, {"throttle_power": 1.0, "clock_MHz": 900.0})
     timeline = MultiNodeTimeline(NearMeter(0.0), Nodes(peers), 8)

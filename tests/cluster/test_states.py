@@ -20,20 +20,23 @@ from typing import Any
 
 import pytest
 
-from tests.executors.joining_states import false_sentences
-from tests.executors.own_ray import OwnRay
+from tests.cluster.joining_states import false_sentences
+from tests.cluster.own_ray import OwnRay
 from tests.support.fake_clock import FakeClock
 from tests.support.studies import METER
-from tuner.executors import ray_executor, ray_flights, ray_head, ray_nodes
-from tuner.executors.ray_cluster import JoinedRay, join_ray
-from tuner.executors.ray_executor import RayExecutor
-from tuner.executors.ray_head import Head
-from tuner.executors.ray_nodes import Leases, NodePool, Slot, admit_first
+from tuner.cluster import executor as ray_executor
+from tuner.cluster import flights as ray_flights
+from tuner.cluster import head as ray_head
+from tuner.cluster import nodes as ray_nodes
+from tuner.cluster.agent import NodeStatus
+from tuner.cluster.executor import RayExecutor
+from tuner.cluster.head import Head
+from tuner.cluster.joining import JoinedRay, join_ray
+from tuner.cluster.nodes import Leases, NodePool, Slot, admit_first
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import load_job
-from tuner.workload.node.agent import NodeStatus
 from tuner.workload.node.facts import NodeFacts
 from tuner.workload.records.probe import ProbeRequest
 from tuner.workload.records.trace import read_trace
@@ -103,7 +106,7 @@ input()
 """
 ASKS = """
 import json, os, ray
-from tuner.executors.ray_nodes import holders
+from tuner.cluster.nodes import holders
 ray.init(address=os.environ["JF_ADDRESS"], log_to_driver=False, logging_level="ERROR")
 node = ray.nodes()[0]["NodeID"]
 (own,) = ray.util.placement_group_table()

@@ -15,19 +15,20 @@ import pytest
 
 from tests.support.studies import METER, measured, record
 from tests.waiting import wait_until
+from tuner.cluster import agent as node_agent
+from tuner.cluster.agent import NodeStatus
+from tuner.cluster.executor import _LEASE_S, _SHORT_MOST, RayExecutor
+from tuner.cluster.flights import NO_NODE_S, SHORT_S, TOGETHER_S, Flight, Losses, QueuedProbe
+from tuner.cluster.head import Head
+from tuner.cluster.joining import POLL_S, JoinedRay
+from tuner.cluster.nodes import Leases, NodePool, Slot
 from tuner.executors.local import InlineExecutor
-from tuner.executors.ray_cluster import POLL_S, JoinedRay
-from tuner.executors.ray_executor import _LEASE_S, _SHORT_MOST, RayExecutor
-from tuner.executors.ray_flights import NO_NODE_S, SHORT_S, TOGETHER_S, Flight, Losses, QueuedProbe
-from tuner.executors.ray_head import Head
-from tuner.executors.ray_nodes import Leases, NodePool, Slot
 from tuner.search.observations import Observations
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.job import load_job
 from tuner.search_spaces.space import Candidates
-from tuner.workload.node import agent as node_agent
-from tuner.workload.node.agent import NodeStatus, run_safely
+from tuner.workload.node.agent import run_safely
 from tuner.workload.node.facts import NodeFacts
 from tuner.workload.node.platforms.base import GpuFacts
 from tuner.workload.records.probe import Failure, Measurement, ProbeRecord, ProbeRequest
@@ -475,7 +476,7 @@ def test_gpus_that_no_part_has_are_charged_to_none(
     }
     pool._listed["a"] = node
     asked: list[Slot] = []
-    monkeypatch.setattr("tuner.executors.ray_nodes.place_agent", lambda *_, **__: object())
+    monkeypatch.setattr("tuner.cluster.nodes.place_agent", lambda *_, **__: object())
     monkeypatch.setattr(pool, "_request_entry", asked.append)
     gpus = tuple(GpuFacts(number, f"GPU-{number}", "", 0) for number in range(4))
     facts = NodeFacts("a", cluster, cores=cores, gpus=gpus)

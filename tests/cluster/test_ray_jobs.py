@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.executors.alone import run_alone, short_folder
+from tests.cluster.alone import run_alone, short_folder
 
 pytestmark = [pytest.mark.real, pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(400)]
 

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from tests.executors.alone import run_alone, short_folder
-from tests.executors.test_ray_states import Clock
+from tests.cluster.alone import run_alone, short_folder
+from tests.cluster.test_states import Clock
 from tuner.api import dry_run, search_for
-from tuner.executors import ray_autoscaling, ray_head
-from tuner.executors.ray_autoscaling import NodeDemand
-from tuner.executors.ray_cluster import Survey
-from tuner.executors.ray_head import Head
+from tuner.cluster import autoscaling as ray_autoscaling
+from tuner.cluster import head as ray_head
+from tuner.cluster.autoscaling import NodeDemand
+from tuner.cluster.head import Head
+from tuner.cluster.joining import Survey
 from tuner.search_spaces.errors import InputError
 from tuner.study.request import StudyRequest
 
@@ -132,7 +133,7 @@ def test_a_dry_run_has_no_node_started(monkeypatch: pytest.MonkeyPatch) -> None:
         asked.append(starts)
         return Survey((), None)
 
-    monkeypatch.setattr("tuner.executors.ray_cluster.survey", seen)
+    monkeypatch.setattr("tuner.cluster.joining.survey", seen)
     for begin in (dry_run, search_for):
         with pytest.raises(InputError, match="no node of the Ray cluster at 'auto' can be used"):
             begin(StudyRequest(ray_address="auto"))
@@ -177,10 +178,11 @@ CONFIGURATION: dict[str, Any] = {
 DRIVER = """
 import json, time
 import ray
-from tuner.executors import ray_autoscaling, ray_head
-from tuner.executors.ray_autoscaling import NodeDemand
-from tuner.executors.ray_cluster import survey
-from tuner.executors.ray_head import Head
+from tuner.cluster import autoscaling as ray_autoscaling
+from tuner.cluster import head as ray_head
+from tuner.cluster.autoscaling import NodeDemand
+from tuner.cluster.joining import survey
+from tuner.cluster.head import Head
 
 ray.init(address="127.0.0.1:6379", log_to_driver=False)
 def count():

@@ -13,12 +13,12 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tuner.executors.ray_cluster import POLL_S, actor_is_gone, place_agent, resource_of
-from tuner.executors.ray_head import Head
+from tuner.cluster.agent import MakeRunner, NodeStatus
+from tuner.cluster.head import Head
+from tuner.cluster.joining import POLL_S, actor_is_gone, place_agent, resource_of
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
-from tuner.workload.node.agent import MakeRunner, NodeStatus
 from tuner.workload.records.probe import MeterInfo
 
 #: Period at which Ray is asked for its nodes.

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from tuner.executors.ray_cluster import SurveyedNode, _choose_kind, join_ray
+from tuner.cluster.joining import SurveyedNode, _choose_kind, join_ray
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.workload.node.facts import NodeFacts
@@ -149,8 +149,8 @@ from dataclasses import replace
 from ray.cluster_utils import Cluster as RayCluster
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.job import load_job
-from tuner.executors.ray_cluster import survey
-from tuner.executors.ray_executor import RayExecutor
+from tuner.cluster.joining import survey
+from tuner.cluster.executor import RayExecutor
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.records.probe import ProbeRequest, WindowPolicy
 

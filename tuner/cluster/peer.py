@@ -1,7 +1,7 @@
 """Another node of a probe, as the agent that leads the probe calls it.
 
 A few calls start that node's ranks, relay their events, read its meter and set its clocks. In a
-study Ray's actor calls transport them (`tuner.executors.ray_cluster`).
+study Ray's actor calls transport them (`tuner.cluster.joining`).
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from tuner.cluster.samples import with_shared_states
 from tuner.search_spaces.configuration import Settings
 from tuner.workload.node.clocks.base import AppliedSettings
 from tuner.workload.node.meters import MeterError, Reading
 from tuner.workload.node.meters.timeline import Timeline
-from tuner.workload.node.multi_node.samples import with_shared_states
 from tuner.workload.node.rank_group import Event, RankGroup
 from tuner.workload.node.rank_launch import Place, RankLaunch, bounded_logs
 from tuner.workload.node.rank_server import control_socket

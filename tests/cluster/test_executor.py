@@ -11,14 +11,14 @@ from pathlib import Path
 import pytest
 
 from tests.support import studies as study_tools
+from tuner.cluster import agent
+from tuner.cluster.agent import NodeStatus
+from tuner.cluster.executor import RayExecutor
 from tuner.executors.base import Executor
-from tuner.executors.ray_executor import RayExecutor
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import load_job
-from tuner.workload.node import agent
-from tuner.workload.node.agent import NodeStatus
 from tuner.workload.node.facts import NodeFacts
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.records.probe import Measurement, ProbeRecord, ProbeRequest, WindowPolicy
@@ -127,7 +127,7 @@ def test_an_agent_that_does_not_keep_its_limit_is_stopped(
     executor: RayExecutor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The driver's own limit holds even where the agent's does not."""
-    monkeypatch.setattr("tuner.executors.ray_executor._GRACE_S", -58.0)
+    monkeypatch.setattr("tuner.cluster.executor._GRACE_S", -58.0)
     long = WindowPolicy(min_s=120.0, max_s=120.0)
     executor.submit(ProbeRequest("long", LAUNCH, window=long, time_limit_s=60.0))
     record = executor.wait(100.0)

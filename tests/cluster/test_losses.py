@@ -8,9 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.executors.test_ray_aside import executor_with
-from tuner.executors.ray_flights import Flight, Losses
-from tuner.executors.ray_nodes import Slot
+from tests.cluster.test_aside import executor_with
+from tuner.cluster.flights import Flight, Losses
+from tuner.cluster.nodes import Slot
 from tuner.search_spaces.configuration import Settings
 from tuner.study.rules import node_failures
 from tuner.workload.records.probe import Failure, MeterInfo, ProbeRequest

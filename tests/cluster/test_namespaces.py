@@ -32,7 +32,7 @@ import json, sys
 from dataclasses import replace
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.job import load_job
-from tuner.executors.ray_executor import RayExecutor
+from tuner.cluster.executor import RayExecutor
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.records.probe import ProbeRequest, WindowPolicy
 
@@ -57,7 +57,7 @@ from dataclasses import replace
 from pathlib import Path
 import ray, tuner
 from tuner.deploy.launch_files import write_launch_files
-from tuner.executors import ray_flights
+from tuner.cluster import flights as ray_flights
 from tuner.problem.settings import SearchSettings
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.records.trace import read_trace

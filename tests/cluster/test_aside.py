@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from tests.support.studies import record, request
-from tuner.executors.ray_cluster import JoinedRay
-from tuner.executors.ray_executor import RayExecutor
-from tuner.executors.ray_flights import Flight
-from tuner.executors.ray_head import Head
-from tuner.executors.ray_nodes import Leases, NodePool, Slot
+from tuner.cluster.executor import RayExecutor
+from tuner.cluster.flights import Flight
+from tuner.cluster.head import Head
+from tuner.cluster.joining import JoinedRay
+from tuner.cluster.nodes import Leases, NodePool, Slot
 from tuner.study.rules import node_failures
 from tuner.workload.records.probe import Failure, MeterInfo
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-from tuner.executors.ray_private import TOKENS_BY_DEFAULT
+from tuner.cluster.ray_private import TOKENS_BY_DEFAULT
 
 ROOT = Path(__file__).resolve().parents[2]
-MODULE = "tuner/executors/ray_private.py"
+MODULE = "tuner/cluster/ray_private.py"
 #: Private names of Ray, however they are imported.
 PRIVATE = re.compile(
     r"\bray\._(?!_)|\bfrom ray\b.* import _|_internal_kv|print_to_stdstream|ray_constants"

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from tuner.executors.ray_private import node_addresses
+from tuner.cluster.ray_private import node_addresses
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.typed_json import whole_number
 

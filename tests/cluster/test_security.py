@@ -26,10 +26,12 @@ pytest.importorskip("ray")
 
 import ray
 
-from tuner.executors import ray_cluster, ray_private, ray_security
-from tuner.executors.ray_cluster import NodeAgent, Survey, join_ray
-from tuner.executors.ray_executor import RayExecutor
-from tuner.executors.ray_head import Head
+from tuner.cluster import joining as ray_cluster
+from tuner.cluster import ray_private
+from tuner.cluster import security as ray_security
+from tuner.cluster.executor import RayExecutor
+from tuner.cluster.head import Head
+from tuner.cluster.joining import NodeAgent, Survey, join_ray
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import load_job
@@ -308,8 +310,8 @@ def test_doctor_and_a_study_warn_of_them(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(ray, "init", lambda **options: None)
     monkeypatch.setattr(ray_cluster, "_head_of", lambda ray: Head(str, lambda *_: None))
     monkeypatch.setattr(ray, "nodes", lambda: [])
-    monkeypatch.setattr("tuner.executors.ray_autoscaling.NodeDemand.meet", lambda self: None)
-    monkeypatch.setattr("tuner.executors.ray_executor.exposures", lambda: ("the door is open",) * 2)
+    monkeypatch.setattr("tuner.cluster.autoscaling.NodeDemand.meet", lambda self: None)
+    monkeypatch.setattr("tuner.cluster.executor.exposures", lambda: ("the door is open",) * 2)
     with pytest.raises(InputError, match="no node of the Ray cluster has"):
         RayExecutor(
             load_job(), load_cluster("h200-8"), run_dir=".", address="auto", announce=said.append
@@ -334,8 +336,8 @@ import json, os, stat, subprocess, sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from tuner.search_spaces.job import load_job
-from tuner.executors.ray_executor import RayExecutor
-from tuner.executors.ray_head import Head
+from tuner.cluster.executor import RayExecutor
+from tuner.cluster.head import Head
 from tuner.workload.node.machine import detect_cluster
 
 INTRUDER = '''
@@ -464,7 +466,7 @@ def test_nobody_else_can_enter_a_ray_of_ours(tmp_path: Path) -> None:
 def test_a_program_that_ends_without_leaving_removes_its_files() -> None:
     with tempfile.TemporaryDirectory(prefix="jf") as parent:
         words = (
-            "from tuner.executors.ray_cluster import join_ray\n"
+            "from tuner.cluster.joining import join_ray\n"
             "join_ray(None, cpus=1)\nraise SystemExit(3)"
         )
         done = subprocess.run(

@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from tests.executors.own_ray import OwnRay
+from tests.cluster.own_ray import OwnRay
 
 pytest.importorskip("ray")
 
@@ -16,7 +16,7 @@ import json, os, tempfile, time, urllib.request
 from dataclasses import replace
 from pathlib import Path
 import ray
-from tuner.executors.ray_executor import RayExecutor
+from tuner.cluster.executor import RayExecutor
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.job import load_job
 from tuner.workload.node.machine import detect_cluster

@@ -12,13 +12,13 @@ import socketserver
 import threading
 import time
 
-from tests.executors.own_ray import OwnRay
+from tests.cluster.own_ray import OwnRay
 
 #: Joins a cluster. With JF_ELSEWHERE no node has an address of this machine, as on a login node.
 JOINS = """
 import os
-from tuner.executors import ray_head
-from tuner.executors.ray_cluster import join_ray
+from tuner.cluster import head as ray_head
+from tuner.cluster.joining import join_ray
 from tuner.search_spaces.errors import InputError
 if os.environ.get("JF_ELSEWHERE"):
     ray_head._is_here = lambda address: False

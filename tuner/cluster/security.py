@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tuner.executors.ray_private import on_loopback, reload_authentication, requires_token
+from tuner.cluster.ray_private import on_loopback, reload_authentication, requires_token
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.safe_files import SHORT_PREFIX, TemporaryFolder
 from tuner.workload.node.host import ends_as_one

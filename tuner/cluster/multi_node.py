@@ -18,20 +18,20 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from tuner.search_spaces.configuration import Settings
-from tuner.search_spaces.errors import InputError
-from tuner.workload.node.clocks.base import AppliedSettings, Governor, GovernorError
-from tuner.workload.node.measure.window import ProbeFailed
-from tuner.workload.node.meters import Meter, MeterError, Reading
-from tuner.workload.node.meters.timeline import Timeline
-from tuner.workload.node.multi_node.peer import Peer, PeerLost, interface_of
-from tuner.workload.node.multi_node.samples import (
+from tuner.cluster.peer import Peer, PeerLost, interface_of
+from tuner.cluster.samples import (
     SHARED,
     merged,
     nearest,
     together,
     with_shared_states,
 )
+from tuner.search_spaces.configuration import Settings
+from tuner.search_spaces.errors import InputError
+from tuner.workload.node.clocks.base import AppliedSettings, Governor, GovernorError
+from tuner.workload.node.measure.window import ProbeFailed
+from tuner.workload.node.meters import Meter, MeterError, Reading
+from tuner.workload.node.meters.timeline import Timeline
 from tuner.workload.node.probe_run import Probe
 from tuner.workload.node.rank_group import Event, RankGroup, Ranks, ServerError
 from tuner.workload.node.rank_launch import Place, ProbeNode, most_informative, reserved_port

@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from tuner.executors.ray_head import Head
-from tuner.executors.ray_private import autoscaler_report
+from tuner.cluster.head import Head
+from tuner.cluster.ray_private import autoscaler_report
 
 #: An autoscaler that can start nodes announces them within the first time (it looks every few
 #: seconds); they join within the second.

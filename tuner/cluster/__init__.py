@@ -1,0 +1,1 @@
+"""Extra: Ray, and probes on several nodes as one."""

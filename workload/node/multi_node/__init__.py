@@ -1,1 +1,0 @@
-"""Running a probe on several nodes as one."""
