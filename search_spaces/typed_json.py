@@ -13,7 +13,19 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any, TypeVar
+from types import UnionType
+from typing import (
+    Annotated,
+    Any,
+    NotRequired,
+    Required,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
 
 from tuner.search_spaces.errors import InputError, InvalidValue
 
@@ -83,6 +95,41 @@ def check_fields(
         if item.name in finite and not math.isfinite(value):
             raise InvalidValue(f"{item.name} of a {subject}", value, "a finite number")
     return made
+
+
+def has_shape(value: Any, shape: Any) -> bool:
+    """Return True if a value of JSON has a declared shape.
+
+    Args:
+        shape: a TypedDict (other keys are allowed), `list[X]`, `tuple[X, Y]`, `dict[str, X]`, a
+            union, `Annotated[int, range(...)]`, a plain type or Any.
+    """
+    origin, parts = get_origin(shape), get_args(shape)
+    if shape is Any:
+        return True
+    if is_typeddict(shape):
+        return isinstance(value, dict) and all(
+            has_shape(value[name], part) if name in value else name not in shape.__required_keys__
+            for name, part in get_type_hints(shape, include_extras=True).items()
+        )
+    if origin is Annotated:
+        return has_shape(value, parts[0]) and all(value in limits for limits in parts[1:])
+    if origin in (NotRequired, Required):
+        return has_shape(value, parts[0])
+    if origin in (Union, UnionType):
+        return any(has_shape(value, part) for part in parts)
+    if origin is tuple:
+        return (
+            isinstance(value, list)
+            and len(value) == len(parts)
+            and all(map(has_shape, value, parts))
+        )
+    if origin is list:
+        return isinstance(value, list) and all(has_shape(each, parts[0]) for each in value)
+    if origin is dict:
+        return isinstance(value, dict) and all(has_shape(each, parts[1]) for each in value.values())
+    kinds = (int, float) if shape is float else shape
+    return isinstance(value, kinds) and (shape is bool or not isinstance(value, bool))
 
 
 #: Version of what every --json prints; it rises if a key changes its meaning or goes.

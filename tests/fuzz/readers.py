@@ -19,7 +19,8 @@ import yaml
 
 from tests.fuzz.kinds import DATA, Kind
 from tests.fuzz.mutate import as_json, as_toml, bent, bent_file, nasty, torn
-from tuner.workload.node.rank_group import Event, RankGroup
+from tuner.workload.node.rank_group import RankGroup
+from tuner.workload.node.rank_messages import Event
 
 Try = Callable[[random.Random], Any]
 RECORDS = [

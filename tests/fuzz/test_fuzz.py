@@ -357,23 +357,6 @@ def test_power_samples_stay_in_the_run_folder(tmp_path: Path) -> None:
     assert path.resolve().is_relative_to(tmp_path.resolve())
 
 
-@pytest.mark.parametrize(
-    "line", [b"hello", b"hello 1", b"hello 0 41 2 7", b"hello a b", b"hello 0"]
-)
-def test_a_program_that_writes_to_the_agents_socket_does_not_end_the_agent(line: bytes) -> None:
-    """Lines of ranks are counted and parsed; what cannot be is ignored."""
-    from tests.fuzz.readers import events_of
-
-    assert [event.kind for event in events_of([line, b"hello 0 41 2", b"step 1 2.0"])][-1] == "step"
-
-
-@pytest.mark.parametrize("line", [b"step 1 nan", b"at 1 inf", b"phase forward -inf", b"step 1"])
-def test_a_time_that_is_no_number_is_ignored(line: bytes) -> None:
-    from tests.fuzz.readers import events_of
-
-    assert [event.kind for event in events_of([b"hello 0 41 2", line])] == ["hello"]
-
-
 @pytest.mark.parametrize("rank", ["Infinity", "1e999", "1" * 400, "[" * 50_000])
 def test_counts_that_are_too_large_are_no_training(tmp_path: Path, rank: str) -> None:
     from tuner.receipt.trainings import read_counts

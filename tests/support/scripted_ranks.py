@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Mapping
 
 from tuner.workload.node.meters.base import Reading
-from tuner.workload.node.rank_group import Event
+from tuner.workload.node.rank_messages import Event
 from tuner.workload.records.probe import MeterInfo, PowerSample
 
 

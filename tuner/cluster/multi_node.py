@@ -33,8 +33,9 @@ from tuner.workload.node.measure.window import ProbeFailed
 from tuner.workload.node.meters import Meter, MeterError, Reading
 from tuner.workload.node.meters.timeline import Timeline
 from tuner.workload.node.probe_run import Probe
-from tuner.workload.node.rank_group import Event, RankGroup, Ranks, ServerError
+from tuner.workload.node.rank_group import RankGroup, Ranks, ServerError
 from tuner.workload.node.rank_launch import Place, ProbeNode, most_informative, reserved_port
+from tuner.workload.node.rank_messages import Event
 from tuner.workload.records.probe import Failure, PowerSample, ProbeRecord, ProbeRequest
 from tuner.workload.records.runners import Continuation
 

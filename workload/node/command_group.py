@@ -7,7 +7,6 @@ optimizer step, and says its rank and world.
 from __future__ import annotations
 
 import contextlib
-import json
 import shlex
 import socket
 import time
@@ -18,7 +17,8 @@ from typing import Any
 
 from tuner.workload.hook import loopback
 from tuner.workload.node.command_processes import Process, below, without_entry
-from tuner.workload.node.rank_group import Event, RankGroup
+from tuner.workload.node.rank_group import RankGroup
+from tuner.workload.node.rank_messages import Event
 
 #: Exit code of a rank that is gone without a word, which no launcher has told yet.
 GONE = -255
@@ -31,6 +31,8 @@ OWN_VARIABLES = (
 LEAST_PATIENCE_S = 20.0
 #: The processes of a command are looked at this often, seconds.
 POLL_S = 0.5
+#: Processes and errors of those that are no ranks, of which a command may report any number.
+MOST_KEPT = 4096
 #: A command that has ended may have left a training in the background: its Python and shells have
 #: this long to import torch, and any other process to start them, seconds.
 IMPORT_LIMIT_S, START_LIMIT_S = 60.0, 5.0
@@ -57,7 +59,7 @@ class CommandGroup(RankGroup):
         self.size = ranks or 1
         self._command, self._environment = pid, environment
         self.pids = ()  # of the ranks that have reported
-        self._rank_of, self._pid_of = {}, dict[int, int]()
+        self._own, self._rank_of, self._pid_of = frozenset(), {}, dict[int, int]()
         self._ended: set[int] = set()
         self._errors: list[Event] = []  # of processes that are no ranks
         self._alone = self._complained = False
@@ -114,7 +116,7 @@ class CommandGroup(RankGroup):
         )
         return Event("fail", -1, detail={"evidence": "refusal", "message": message})
 
-    def _hello(self, link: socket.socket, rank: int, pid: int, world: int = 0) -> Event | None:
+    def _hello(self, link: socket.socket, rank: int, pid: int, world: int) -> Event | None:
         others = [each for each in self._pid_of if each not in self._ended]
         if others and (self._pid_of.get(rank, pid) != pid or max(world, 1) != self.size):
             self._alone = True
@@ -142,7 +144,7 @@ class CommandGroup(RankGroup):
         self._reported_s = self._reported_s or time.monotonic()
         self._pid_of[rank] = pid
         self.pids = tuple(self._pid_of[rank] for rank in sorted(self._pid_of))
-        return super()._hello(link, rank, pid)
+        return super()._hello(link, rank, pid, world)
 
     def second_training(self, limit_s: float) -> str:
         """Wait until the command ends, or trains again; return a sentence about that, or ""."""
@@ -175,25 +177,25 @@ class CommandGroup(RankGroup):
         )
         return any(Path(f"/proc/{pid}").exists() for pid in late)
 
-    def _parse(self, link: socket.socket, line: str) -> Event | None:
-        kind, _, rest = line.partition(" ")
-        if kind == "imports":
-            pid, _, words = rest.partition(" ")
-            self._importing[int(pid)] = json.loads(words)
+    def _heard(self, link: socket.socket, message: Event) -> Event | None:
+        if message.kind == "imports":
+            if len(self._importing) < MOST_KEPT:
+                self._importing[message.detail["pid"]] = message.detail["words"]
             return None
-        event = super()._parse(link, line)
+        event = super()._heard(link, message)
         if event is None:
             return None
         if event.rank < 0:  # it counts if the command ends without training
-            self._errors.append(event)
+            self._errors = [*self._errors[: MOST_KEPT - 1], event]
             return None
         if event.kind == "end":
             self._ended.add(event.rank)
-        if event.kind == "facts" and "process" in event.detail:
-            process = dict(event.detail["process"])
-            own = process.pop("environment", {})
-            process["variables"] = self._added(own)
-            return replace(event, detail={**event.detail, "process": process})
+        if event.kind == "facts":
+            if (process := event.detail.get("process")) is None:
+                return None
+            kept = {name: value for name, value in process.items() if name != "environment"}
+            kept["variables"] = self._added(process["environment"])
+            return replace(event, detail={**event.detail, "process": kept})
         return event
 
     def _added(self, own: Mapping[str, str]) -> dict[str, str]:
@@ -239,6 +241,9 @@ class CommandGroup(RankGroup):
     def _over(self, code: int) -> None:
         if not self._pid_of:
             self._pending.extend(replace(event, rank=0) for event in self._errors)
-        for rank in range(self.size):
+        # Who has not reported by now will not, however many a rank has said there are.
+        ranks = sorted({0, *self._pid_of})
+        self.size = len(ranks)
+        for rank in ranks:
             shown_code = code if rank == 0 and not self._alone else 0
             self._pending.append(Event("exit", rank, detail={"code": shown_code}))

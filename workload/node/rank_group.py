@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import math
 import selectors
 import socket
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
-from tuner.workload.records.probe import shown_by
+from tuner.workload.node.rank_messages import MAX_LINE_BYTES, Event, parsed
 
 
 class ServerError(RuntimeError):
@@ -27,21 +25,6 @@ class ServerError(RuntimeError):
 
 class NoReply(ServerError):
     """The fork server did not answer in time; whatever it does, no configuration has caused it."""
-
-
-@dataclass(frozen=True)
-class Event:
-    """A message of a rank, or the end of its process."""
-
-    #: "hello", "ready", "step", "at", "phase", "set", "facts", "peak", "fail", "end" from the rank
-    #: itself, or "exit" when its process ended.
-    kind: str
-    rank: int
-    step: int = 0  # steps done (for "step" and "at"); the current one for "ready"
-    time_s: float = 0.0  # CLOCK_MONOTONIC at the rank
-    #: Parsed JSON of "set", "facts", "peak" and "fail", {"code": n} of "exit", {"name": ...} of
-    #: "phase".
-    detail: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Ranks(Protocol):
@@ -70,13 +53,6 @@ class Ranks(Protocol):
         """End the ranks and all that they started."""
 
 
-def _finite(text: str) -> float:
-    time_s = float(text)
-    if not math.isfinite(time_s):
-        raise ValueError(f"the time {text}")
-    return time_s
-
-
 class RankGroup:
     """The ranks of one probe on this node, whose processes a `RankServer` started."""
 
@@ -93,6 +69,7 @@ class RankGroup:
         self.size, self.pids = len(pids), tuple(pids)
         self._server, self._listener = server, listener
         self._rank_of = {pid: rank for rank, pid in enumerate(pids, first_rank)}
+        self._own = frozenset(self._rank_of.values())  # ranks that may report; empty for any
         self._running = set(pids)
         self._links: dict[int, socket.socket] = {}
         self._buffers: dict[socket.socket, bytes] = {}
@@ -177,34 +154,25 @@ class RankGroup:
         buffer = self._buffers[link] + chunk
         *lines, self._buffers[link] = buffer.split(b"\n")
         for line in lines:
-            # A program may write to the socket itself; what cannot be parsed is ignored.
-            with contextlib.suppress(ValueError, KeyError, RecursionError):
-                event = self._parse(link, line.decode(errors="replace"))
-                if event is not None:
-                    self._pending.append(event)
+            message = parsed(line)  # a program may write to the socket itself
+            if message is not None and (event := self._heard(link, message)) is not None:
+                self._pending.append(event)
+        if len(self._buffers[link]) > MAX_LINE_BYTES:
+            self._buffers[link] = b""
+            self._selector.unregister(link)
 
-    def _parse(self, link: socket.socket, line: str) -> Event | None:
-        kind, _, rest = line.partition(" ")
-        if kind == "hello":
-            number, pid, *worlds = map(int, rest.split())
-            return self._hello(link, number, pid, *worlds[:1])
-        rank = self._ranks.get(link, -1)
-        if kind in ("step", "at", "ready"):
-            step, at = rest.split()
-            return Event(kind, rank, int(step), _finite(at))
-        if kind in ("set", "facts", "peak", "fail"):
-            detail = json.loads(rest)
-            if not isinstance(detail, dict) or (
-                kind == "fail" and not shown_by(detail["evidence"])
-            ):
-                return None
-            return Event(kind, rank, detail=detail)
-        if kind == "phase":
-            name, _, at = rest.rpartition(" ")
-            return Event(kind, rank, time_s=_finite(at), detail={"name": name})
-        return Event("end", rank) if kind == "end" else None
+    def _heard(self, link: socket.socket, message: Event) -> Event | None:
+        # Return a message as the event of a rank.
+        if message.kind == "hello":
+            return self._hello(link, message.rank, message.detail["pid"], message.detail["world"])
+        rank = self._ranks.get(link)
+        if rank is None and message.kind != "fail":
+            return None
+        return replace(message, rank=-1 if rank is None else rank)
 
-    def _hello(self, link: socket.socket, rank: int, pid: int, world: int = 0) -> Event | None:
+    def _hello(self, link: socket.socket, rank: int, pid: int, world: int) -> Event | None:
+        if self._own and rank not in self._own:
+            return None
         self._links[rank], self._ranks[link] = link, rank
         self._rank_of[pid] = rank
         return Event("hello", rank)

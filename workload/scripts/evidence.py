@@ -147,7 +147,8 @@ def seen_today(script: Script, blank: ScriptJob, facts: Mapping[str, Any]) -> To
 def _of_engine(
     script: Script, blank: ScriptJob, facts: Mapping[str, Any], config: Mapping[str, Any]
 ) -> Today:
-    micro, times = micro_batches(config, blank.devices // int(facts.get("stages", 1)))
+    replicas = max(1, blank.devices // facts.get("stages", 1))
+    micro, times = micro_batches(config, replicas)
     if not micro:
         micro, times = facts["micro_batch"], facts["accumulation"]
     whole, batch = int(facts["global_batch"]), facts.get("batch") or []

@@ -59,7 +59,7 @@ class Observation:
         first = processes[0]
         words = tuple(map(_without_number, program_words(first["words"])))
         why = _why_as_it_stands(processes, words)
-        if why and not _is_program(words) and first["program"]:
+        if why and not _is_program(words) and first["program"].get("words"):
             words = program_words(first["program"]["words"])  # which started the ranks
         variables = {
             name: value

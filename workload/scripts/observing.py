@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.search_spaces.cluster import Cluster
+from tuner.search_spaces.errors import InputError
 from tuner.workload.records.probe import INSPECTIONS
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.evidence import batches_seen
@@ -104,6 +105,11 @@ def observe_script(
     require_steps(script, record, folder)
     announce_cost(record, announce)
     facts = record.environment["facts"]
+    if "process" not in facts:
+        raise InputError(
+            f"{script.name!r} trains, but its rank 0 did not report how it was started: it writes "
+            "to a connection that is not its own, or closes it"
+        )
     first_step_s = record.environment["first_step_s"]
     if jobs is not None:
         log = folder / "probes" / record.request.probe_id / LINES

@@ -27,7 +27,8 @@ from tuner.workload.node.measure.statistics import (
 )
 from tuner.workload.node.measure.stragglers import Arrivals
 from tuner.workload.node.meters.base import Meter, Reading
-from tuner.workload.node.rank_group import Event, Ranks
+from tuner.workload.node.rank_group import Ranks
+from tuner.workload.node.rank_messages import Event
 from tuner.workload.records.limits import ProbeLimits
 from tuner.workload.records.probe import FAILURES, Failure, PowerSample, WindowPolicy, shown_by
 
@@ -133,7 +134,8 @@ class Conductor:
         digests = [detail.get("first_batch") for detail in self._facts.values()]
         facts = {**self._facts.get(0, {}), "first_batches": digests}
         if "process" in facts:  # of each rank of a command
-            facts["processes"] = [self._facts[rank]["process"] for rank in sorted(self._facts)]
+            seen = [self._facts[rank].get("process") for rank in sorted(self._facts)]
+            facts["processes"] = [process for process in seen if process]
         if "groups" in facts:
             of_ranks = [detail.get("groups", ()) for detail in self._facts.values()]
             facts["groups"] = _with_mean_losses(facts["groups"], of_ranks)
