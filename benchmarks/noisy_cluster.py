@@ -21,8 +21,7 @@ from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.space import Candidates
 from tuner.workload.node.measure.foreign_load import ForeignLoad
 from tuner.workload.node.measure.statistics import standard_error
-from tuner.workload.records.probe import Measurement, MeterInfo, ProbeRecord, ProbeRequest
-from tuner.workload.records.runners import Runner
+from tuner.workload.records.probe import Measurement, MeterInfo, ProbeRecord, ProbeRequest, Runner
 from tuner.workload.records.table import load_table
 
 METER = MeterInfo("drawn", "gpu", "a benchmark's draws")

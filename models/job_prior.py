@@ -7,8 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tuner.models.analytic.constants import Constants
-from tuner.models.analytic.layout import UNMODELLED
+from tuner.models.analytic.constants import UNMODELLED, Constants
 from tuner.models.analytic.model import AnalyticModel, ByConstants, Correctable
 from tuner.models.analytic.model_error import ModelError, known_error_lines
 from tuner.models.prior import Prediction

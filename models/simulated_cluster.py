@@ -28,11 +28,11 @@ from tuner.workload.records.probe import (
     MeterInfo,
     ProbeRecord,
     ProbeRequest,
+    Runner,
     Scope,
     shown_by,
 )
-from tuner.workload.records.replay import draws
-from tuner.workload.records.runners import Runner
+from tuner.workload.records.table import draws
 
 if TYPE_CHECKING:
     from tuner.models.prior import Prediction

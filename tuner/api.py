@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from tuner.study.callbacks import Show
     from tuner.study.dry_run import DryRun
     from tuner.workload.records.probe import ProbeRecord
-    from tuner.workload.records.replay import RecordingRunner
+    from tuner.workload.records.table import RecordingRunner
 
 __all__ = ["dry_run", "load_result", "optimize", "replay", "search_for"]
 

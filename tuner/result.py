@@ -16,7 +16,7 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.plugins import extra_module
 from tuner.search_spaces.safe_files import archive_of
 from tuner.search_spaces.typed_json import JSON_SCHEMA
-from tuner.workload.records.without_energy import known_figures
+from tuner.workload.records.probe import known_figures
 
 if TYPE_CHECKING:
     import pandas

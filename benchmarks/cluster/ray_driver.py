@@ -25,8 +25,7 @@ from tuner.search.planner import PlanningState, ProbePlan, ProbePlanner
 from tuner.search_spaces.cluster import Cluster, load_cluster
 from tuner.search_spaces.job import TrainingJob, load_job
 from tuner.search_spaces.space import load_space
-from tuner.workload.records.probe import ProbeRequest
-from tuner.workload.records.runners import Runner
+from tuner.workload.records.probe import ProbeRequest, Runner
 from tuner.workload.records.trace import TraceWriter
 
 MIB = 2**20

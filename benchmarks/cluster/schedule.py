@@ -22,8 +22,7 @@ from tuner.models.simulated_cluster import SimulatedRunner
 from tuner.problem.settings import SearchSettings
 from tuner.search_spaces.cluster import Cluster, load_cluster
 from tuner.search_spaces.job import TrainingJob, load_job
-from tuner.workload.records.probe import ProbeRecord, ProbeRequest
-from tuner.workload.records.runners import Continuation
+from tuner.workload.records.probe import Continuation, ProbeRecord, ProbeRequest
 
 #: Job, cluster (of one node's probes) and number of probes.
 CASES = (("opt-350m", "a100-8", 16),)

@@ -33,7 +33,7 @@ from tuner.study import loop as study_loop
 from tuner.study.loop import SearchLoop
 from tuner.study.rules import StopReason
 from tuner.workload.records.probe import ProbeRecord
-from tuner.workload.records.replay import TableRunner
+from tuner.workload.records.table import TableRunner
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from tuner.search.planner import PlanningState
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.space import Candidates
 from tuner.workload.records.probe import Measurement, ProbeRecord, ProbeRequest
-from tuner.workload.records.replay import TableRunner
+from tuner.workload.records.table import TableRunner
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,7 @@ from tests.twin import TwinGpu, TwinNode
 from tuner.workload.node.measure.statistics import Window, missing_s
 from tuner.workload.node.meters.base import Reading
 from tuner.workload.node.meters.nvml import NvmlMeter
-from tuner.workload.records.limits import SEARCH_MIN_S, WindowPolicy
-from tuner.workload.records.probe import PowerSample
+from tuner.workload.records.probe import SEARCH_MIN_S, PowerSample, WindowPolicy
 
 #: Rates (W/s) and hysteresis (s) of the audit; 0 W/s: none.
 RAMPS = ((0, 0), (2000, 0), (500, 0), (200, 0), (100, 0), (50, 0), (200, 0.5), (200, 2.0))

@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tuner.models.analytic.constants import Setup
-from tuner.models.analytic.layout import FP8, Launches
+from tuner.models.analytic.constants import FP8, Launches, Setup
 
 #: Matrix products of a block beside the MLP's: query-key-value (one fused or three small), scores,
 #: values, output.

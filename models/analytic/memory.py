@@ -15,8 +15,7 @@ from tuner.models.analytic.compute import (
     sharded_over,
     stored_score_bytes,
 )
-from tuner.models.analytic.constants import Setup
-from tuner.models.analytic.layout import Launches, Stages
+from tuner.models.analytic.constants import Launches, Setup, Stages
 from tuner.search_spaces.job import Program
 from tuner.search_spaces.model_facts import model_state_parts
 

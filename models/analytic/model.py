@@ -14,11 +14,13 @@ from typing import Protocol
 
 import numpy as np
 
-from tuner.models.analytic.constants import Constants, Setup, constants_of
-from tuner.models.analytic.layout import (
+from tuner.models.analytic.constants import (
+    Constants,
     Launches,
     Layout,
+    Setup,
     Stages,
+    constants_of,
     cut,
     end_weights,
     layout_of_groups,

@@ -21,8 +21,13 @@ from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import load_job
 from tuner.workload.node.facts import NodeFacts
 from tuner.workload.node.machine import detect_cluster
-from tuner.workload.records.probe import Measurement, ProbeRecord, ProbeRequest, WindowPolicy
-from tuner.workload.records.runners import Continuation
+from tuner.workload.records.probe import (
+    Continuation,
+    Measurement,
+    ProbeRecord,
+    ProbeRequest,
+    WindowPolicy,
+)
 
 pytestmark = [pytest.mark.real, pytest.mark.ray]
 

@@ -31,8 +31,13 @@ from tuner.search_spaces.space import Candidates
 from tuner.workload.node.agent import run_safely
 from tuner.workload.node.facts import NodeFacts
 from tuner.workload.node.platforms.base import GpuFacts
-from tuner.workload.records.probe import Failure, Measurement, ProbeRecord, ProbeRequest
-from tuner.workload.records.runners import Continuation
+from tuner.workload.records.probe import (
+    Continuation,
+    Failure,
+    Measurement,
+    ProbeRecord,
+    ProbeRequest,
+)
 from tuner.workload.records.trace import TraceWriter, recover_pending
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)

@@ -21,8 +21,7 @@ from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.space import Candidates
 from tuner.workload.node.probe_run import Probe
 from tuner.workload.records.probe import Measurement, MeterInfo, ProbeRequest, WindowPolicy
-from tuner.workload.records.replay import TableRunner
-from tuner.workload.records.table import load_table
+from tuner.workload.records.table import TableRunner, load_table
 from tuner.workload.records.trace import read_trace
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)

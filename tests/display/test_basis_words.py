@@ -12,8 +12,7 @@ from tuner.display.report import render_report
 from tuner.display.text import summary_lines
 from tuner.display.view import View
 from tuner.search_spaces.job import load_job
-from tuner.workload.records.basis import Basis
-from tuner.workload.records.probe import MeterInfo
+from tuner.workload.records.probe import Basis, MeterInfo
 
 PREDICTING = MeterInfo("simulated", "node", "the analytic models", estimated=True)
 

@@ -26,8 +26,14 @@ from pathlib import Path
 
 from tuner.problem.run_folder import RunFolder
 from tuner.search_spaces.configuration import Settings
-from tuner.workload.records.probe import Measurement, ProbeRecord, ProbeRequest, WindowPolicy
-from tuner.workload.records.runners import Continuation, Runner
+from tuner.workload.records.probe import (
+    Continuation,
+    Measurement,
+    ProbeRecord,
+    ProbeRequest,
+    Runner,
+    WindowPolicy,
+)
 from tuner.workload.records.trace import read_trace
 
 ROOT = Path(__file__).resolve().parents[2]

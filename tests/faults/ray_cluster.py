@@ -31,8 +31,7 @@ from tests.support.studies import ModelRunner
 from tuner.problem.run_folder import RunFolder
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.job import TrainingJob
-from tuner.workload.records.probe import ProbeRequest
-from tuner.workload.records.runners import Runner
+from tuner.workload.records.probe import ProbeRequest, Runner
 from tuner.workload.records.trace import read_trace
 
 #: Probes of a study, and how long each takes, seconds.

@@ -263,8 +263,7 @@ def _tables(folder: Path) -> Callable[[random.Random], Any]:
     import optuna_dashboard  # noqa: F401 - it imports torch, which no alarm should interrupt
 
     from tests.support.studies import write_table
-    from tuner.workload.records.replay import TableRunner
-    from tuner.workload.records.table import load_table
+    from tuner.workload.records.table import TableRunner, load_table
 
     table = write_table(folder / "table", shapes=(1, 2))
     layout = tomllib.loads((table / "table.toml").read_text())

@@ -157,7 +157,7 @@ def _plans(folder: Path) -> Try:
 
 
 def _counts(folder: Path) -> Try:
-    from tuner.receipt.trainings import read_counts, trainings_of
+    from tuner.receipt.receipt import read_counts, trainings_of
     from tuner.workload.hook.tally import HEAD
 
     counts = folder / "counts"

@@ -359,7 +359,7 @@ def test_power_samples_stay_in_the_run_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rank", ["Infinity", "1e999", "1" * 400, "[" * 50_000])
 def test_counts_that_are_too_large_are_no_training(tmp_path: Path, rank: str) -> None:
-    from tuner.receipt.trainings import read_counts
+    from tuner.receipt.receipt import read_counts
     from tuner.workload.hook.tally import HEAD
 
     text = f'{{"rank": {rank}, "world": 1, "pid": 1, "parent": 1, "words": []}}'

@@ -17,8 +17,7 @@ from tuner.search_spaces.cluster import Cluster, load_cluster
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import UnknownName
 from tuner.search_spaces.job import load_job
-from tuner.workload.records.probe import ProbeRecord, ProbeRequest
-from tuner.workload.records.runners import Runner
+from tuner.workload.records.probe import ProbeRecord, ProbeRequest, Runner
 
 JOB = load_job("opt-350m")
 CLUSTER = load_cluster("gh200-32")

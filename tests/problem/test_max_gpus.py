@@ -15,8 +15,7 @@ from tuner.search.parameters import ParameterEncoding
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.space import Candidates
-from tuner.workload.records.probe import ProbeRecord, ProbeRequest
-from tuner.workload.records.runners import Runner
+from tuner.workload.records.probe import ProbeRecord, ProbeRequest, Runner
 from tuner.workload.records.trace import read_trace
 
 TWO = Configuration.of(data_parallel=2, micro_batch=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tuner.problem.settings import SearchSettings
-from tuner.workload.records.limits import SEARCH_MIN_S, WindowPolicy
+from tuner.workload.records.probe import SEARCH_MIN_S, WindowPolicy
 
 
 def test_what_is_measured_again_is_measured_roughly_first() -> None:

@@ -12,11 +12,20 @@ import pytest
 
 from tests.receipt.conftest import UserFolder
 from tuner.display.receipt_text import joules, receipt_lines, seconds
-from tuner.receipt.energy import DeviceShare, DeviceTotals, EnergyCurve
 from tuner.receipt.measure import receipt_file
-from tuner.receipt.receipt import Receipt, TrainingShare
-from tuner.receipt.slurm import comment_of, write_comment
-from tuner.receipt.trainings import RankCount, Training, read_counts, trainings_of
+from tuner.receipt.receipt import (
+    DeviceShare,
+    DeviceTotals,
+    EnergyCurve,
+    RankCount,
+    Receipt,
+    Training,
+    TrainingShare,
+    comment_of,
+    read_counts,
+    trainings_of,
+    write_comment,
+)
 from tuner.search_spaces.errors import InputError
 from tuner.workload.hook.tally import HEAD
 from tuner.workload.node.meters import Reading

@@ -43,10 +43,15 @@ from tuner.study.rules import (
     repeat_due,
     with_next_probe,
 )
-from tuner.workload.records.probe import Failure, MeterInfo, ProbeRequest, Scope
-from tuner.workload.records.replay import TableRunner
-from tuner.workload.records.runners import Continuation, Runner
-from tuner.workload.records.table import load_table
+from tuner.workload.records.probe import (
+    Continuation,
+    Failure,
+    MeterInfo,
+    ProbeRequest,
+    Runner,
+    Scope,
+)
+from tuner.workload.records.table import TableRunner, load_table
 
 
 def spec_of(folder: Path) -> StudySpec:

@@ -19,8 +19,7 @@ from tests.support.studies import (
 )
 from tuner.executors.local import SimulatedExecutor
 from tuner.search_spaces.configuration import Configuration
-from tuner.workload.records.probe import Failure, ProbeRecord, ProbeRequest
-from tuner.workload.records.runners import Runner
+from tuner.workload.records.probe import Failure, ProbeRecord, ProbeRequest, Runner
 from tuner.workload.records.trace import read_trace
 
 

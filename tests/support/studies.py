@@ -26,9 +26,9 @@ from tuner.workload.records.probe import (
     MeterInfo,
     ProbeRecord,
     ProbeRequest,
+    Runner,
     WindowPolicy,
 )
-from tuner.workload.records.runners import Runner
 
 METER = MeterInfo("estimated", "node", "a test's envelope", estimated=True)
 #: A training so long that every probe repays itself, so that its limits end a search.

@@ -19,8 +19,7 @@ from tuner.answer.posterior import Posterior
 from tuner.models.surrogate.surrogates import Surrogates
 from tuner.pareto import nondominated
 from tuner.search_spaces.configuration import Configuration
-from tuner.workload.records.basis import Basis
-from tuner.workload.records.probe import MeterInfo
+from tuner.workload.records.probe import Basis, MeterInfo
 
 #: Joint draws: the standard error of a probability is at most 0.011.
 DRAWS = 2000

@@ -14,8 +14,7 @@ from tuner.problem.constraints import LIMITS, Constraints, Limits
 from tuner.problem.settings import NoVerdict, SearchSettings
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.knobs import Value
-from tuner.workload.records.basis import Basis
-from tuner.workload.records.probe import MeterInfo
+from tuner.workload.records.probe import Basis, MeterInfo
 
 
 def as_json(value: Any) -> Any:

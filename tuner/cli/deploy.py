@@ -88,7 +88,7 @@ def _tune(args: argparse.Namespace) -> int:
     from tuner.online.agent import tune
     from tuner.online.metrics import Metrics
     from tuner.online.request import TuningRequest
-    from tuner.receipt.command import end_as
+    from tuner.receipt.measure import end_as
     from tuner.search_spaces.knob_declarations import load_pack, parse_knob
     from tuner.workload.scripts.user_code import of_files
 

@@ -56,9 +56,8 @@ def given_options(args: argparse.Namespace) -> list[str]:
 def measure_command(args: argparse.Namespace) -> int:
     """Run the command after --, and print its receipt to standard error; return its exit code."""
     from tuner.display.receipt_text import receipt_lines
-    from tuner.receipt.command import end_as, words_of
-    from tuner.receipt.measure import MeasureOptions, measure, receipt_file
-    from tuner.receipt.slurm import write_comment
+    from tuner.receipt.measure import MeasureOptions, end_as, measure, receipt_file, words_of
+    from tuner.receipt.receipt import write_comment
     from tuner.search_spaces.typed_json import JSON_SCHEMA, strict_json
     from tuner.workload.node.meters.base import own_meter
 

@@ -23,8 +23,14 @@ from tuner.workload.node.agent import run_safely
 from tuner.workload.node.facts import NodeFacts, inspect_node
 from tuner.workload.node.platforms import platform_of
 from tuner.workload.node.runner import LocalRunner
-from tuner.workload.records.probe import Measurement, MeterInfo, ProbeRecord, ProbeRequest
-from tuner.workload.records.runners import Continuation, Runner
+from tuner.workload.records.probe import (
+    Continuation,
+    Measurement,
+    MeterInfo,
+    ProbeRecord,
+    ProbeRequest,
+    Runner,
+)
 
 #: Makes a node's runner from the job, the cluster and the run folder.
 MakeRunner = Callable[[TrainingJob, Cluster, str], Runner]

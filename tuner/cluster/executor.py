@@ -26,12 +26,12 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import TrainingJob
 from tuner.workload.program.ops import BUILD_LIMIT_S
 from tuner.workload.records.probe import (
+    Continuation,
     Failure,
     MeterInfo,
     ProbeRecord,
     ProbeRequest,
 )
-from tuner.workload.records.runners import Continuation
 from tuner.workload.records.trace import partial_record, save_partial
 from tuner.workload.scripts.deepspeed_config import ops_needed
 

@@ -15,8 +15,14 @@ from typing import Any
 
 from tuner.cluster.nodes import Slot
 from tuner.search_spaces.configuration import Settings
-from tuner.workload.records.probe import Failure, MeterInfo, ProbeRecord, ProbeRequest, shown_by
-from tuner.workload.records.runners import Continuation
+from tuner.workload.records.probe import (
+    Continuation,
+    Failure,
+    MeterInfo,
+    ProbeRecord,
+    ProbeRequest,
+    shown_by,
+)
 from tuner.workload.records.trace import partial_record
 
 #: An agent that exceeded its limit is sent a cancellation, and is killed after this time.

@@ -36,8 +36,13 @@ from tuner.workload.node.probe_run import Probe
 from tuner.workload.node.rank_group import RankGroup, Ranks, ServerError
 from tuner.workload.node.rank_launch import Place, ProbeNode, most_informative, reserved_port
 from tuner.workload.node.rank_messages import Event
-from tuner.workload.records.probe import Failure, PowerSample, ProbeRecord, ProbeRequest
-from tuner.workload.records.runners import Continuation
+from tuner.workload.records.probe import (
+    Continuation,
+    Failure,
+    PowerSample,
+    ProbeRecord,
+    ProbeRequest,
+)
 
 #: Round trips from which a peer's clock is set: the shortest one bounds the error by its half.
 _CLOCK_CALLS = 15

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tuner.workload.records.basis import Basis
+from tuner.workload.records.probe import Basis
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any
 from tuner.answer.parts import Point
 from tuner.display.view import View
 from tuner.formatting import Units, number, percent
-from tuner.workload.records.without_energy import of_energy
+from tuner.workload.records.probe import of_energy
 
 Text = Callable[[View, Point], str]
 

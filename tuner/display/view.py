@@ -28,8 +28,7 @@ from tuner.formatting import (
 )
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.knob_declarations import CHANGED, MARK, changed_training
-from tuner.workload.records.basis import Basis
-from tuner.workload.records.probe import ProbeRecord
+from tuner.workload.records.probe import Basis, ProbeRecord
 
 _DEGREES = ("tensor_parallel", "pipeline_parallel", "expert_parallel")
 

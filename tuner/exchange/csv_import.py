@@ -24,13 +24,15 @@ from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.search_spaces.knobs import KNOBS, parse_words
 from tuner.search_spaces.options import check_options, option
 from tuner.search_spaces.safe_files import make_folder, write_text
-from tuner.workload.records.csv_cells import UNITS, has_unit, scale_of
 from tuner.workload.records.csv_files import (
+    UNITS,
     CsvFile,
     Value,
+    has_unit,
     left_out_sentence,
     no_measurement,
     read_csv,
+    scale_of,
 )
 from tuner.workload.records.probe import Measurement, MeterInfo, ProbeRecord, ProbeRequest
 from tuner.workload.records.table import TablePoint, load_table, positive

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Protocol, runtime_checkable
 
-from tuner.workload.records.probe import MeterInfo, ProbeRecord, ProbeRequest
-from tuner.workload.records.runners import Continuation
+from tuner.workload.records.probe import Continuation, MeterInfo, ProbeRecord, ProbeRequest
 
 
 @runtime_checkable

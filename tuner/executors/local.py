@@ -16,8 +16,7 @@ from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
 from tuner.workload.node.agent import run_safely
-from tuner.workload.records.probe import ProbeRecord, ProbeRequest
-from tuner.workload.records.runners import Continuation, Runner, extended
+from tuner.workload.records.probe import Continuation, ProbeRecord, ProbeRequest, Runner, extended
 
 if TYPE_CHECKING:
     from tuner.workload.node.runner import LocalRunner

@@ -28,7 +28,7 @@ from tuner.online.marks import Mark, Marks
 from tuner.online.metrics import Metrics
 from tuner.online.request import Ended, TuningOutcome, TuningRequest
 from tuner.online.settings import Offer, offers
-from tuner.receipt.command import Command
+from tuner.receipt.measure import Command
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.workload import hook

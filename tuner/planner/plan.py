@@ -56,7 +56,7 @@ from tuner.search_spaces.model_facts import facts_of
 from tuner.search_spaces.safe_files import read_bytes, write_text
 from tuner.search_spaces.space import SearchSpace
 from tuner.search_spaces.typed_json import read_fields, strict_json
-from tuner.workload.records.basis import Basis
+from tuner.workload.records.probe import Basis
 
 #: Joint draws: the standard error of a probability is at most 0.022.
 DRAWS = 500

@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 
 from tuner.answer.answer import Answer
-from tuner.models.analytic.layout import UNMODELLED
+from tuner.models.analytic.constants import UNMODELLED
 from tuner.planner.correction import Correction, correction
 from tuner.planner.plan import plan_result, plan_table, write_plan
 from tuner.planner.predict import charged, measured_windows

@@ -25,7 +25,7 @@ from tuner.search_spaces.space import Candidates
 from tuner.workload.records.table import RecordedTable, load_table
 
 if TYPE_CHECKING:
-    from tuner.workload.records.replay import RecordingRunner
+    from tuner.workload.records.table import RecordingRunner
 
 
 def _rank(value: Any) -> tuple[int, float]:
@@ -53,7 +53,7 @@ def table_problem(
     folder: Path, group: str | None, steps: int | None, *, seed: int = 0
 ) -> tuple[Problem, RecordingRunner]:
     """Return the problem of a recorded table's group, and the runner that answers it."""
-    from tuner.workload.records.replay import TableRunner
+    from tuner.workload.records.table import TableRunner
 
     table = load_table(folder)
     runner = TableRunner(table, group, seed=seed)
@@ -105,7 +105,7 @@ def _identity(
 
 
 def _trace_problem(path: Path, steps: int | None, seed: int) -> tuple[Problem, RecordingRunner]:
-    from tuner.workload.records.replay import TraceRunner
+    from tuner.workload.records.table import TraceRunner
 
     archived = is_archive(path)
     runner = TraceRunner(unpacked(path) if archived else path, seed=seed)

@@ -31,9 +31,14 @@ from tuner.search_spaces.errors import InputError, InvalidValue, check_integer
 from tuner.search_spaces.job import TrainingJob, steps_a_job_step
 from tuner.search_spaces.knob_declarations import Knob
 from tuner.search_spaces.space import Candidates
-from tuner.workload.records.basis import Basis
-from tuner.workload.records.limits import ProbeLimits, limits_of
-from tuner.workload.records.probe import Measurement, ProbeRecord, WindowPolicy
+from tuner.workload.records.probe import (
+    Basis,
+    Measurement,
+    ProbeLimits,
+    ProbeRecord,
+    WindowPolicy,
+    limits_of,
+)
 from tuner.workload.scripts.command import Start
 
 

@@ -33,8 +33,7 @@ from tuner.search_spaces.safe_files import (
     write_text,
 )
 from tuner.search_spaces.typed_json import names_a_file, plain_text
-from tuner.workload.records.basis import Basis
-from tuner.workload.records.probe import ProbeRecord
+from tuner.workload.records.probe import Basis, ProbeRecord
 from tuner.workload.records.trace import read_trace
 
 #: Version of study.toml. A reader takes this one alone.

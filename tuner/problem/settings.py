@@ -14,8 +14,7 @@ from typing import Any
 
 from tuner.formatting import Units, duration, label, percent
 from tuner.search_spaces.options import check_options, option
-from tuner.workload.records.probe import WindowPolicy
-from tuner.workload.records.without_energy import STAND_IN_W
+from tuner.workload.records.probe import STAND_IN_W, WindowPolicy
 
 DEFAULT_PROBES = 40
 DEFAULT_SHARE = 0.01

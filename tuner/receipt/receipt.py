@@ -1,16 +1,262 @@
-"""Receipt of a measured command: its consumption from its start until now or to its end."""
+"""Receipt of a measured command: what it used from its start until now or to its end, and where.
+
+The meter is read once a second while the command runs. The energy at another moment, such as the
+end of the first step, lies on the line between two readings (`EnergyCurve`). Trainings below the
+command are told from the counts that their processes keep (`workload.hook.tally`). In Slurm's
+accounting, the receipt is a comment on the job (`sacct -o Comment`).
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
+import os
+import shutil
 import statistics
+import struct
+import subprocess
+import time
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any, Literal
 
-from tuner.receipt.energy import DeviceShare, EnergyCurve
-from tuner.receipt.trainings import Training
-from tuner.workload.records.probe import MeterInfo
+from tuner.formatting import number
+from tuner.workload.hook.tally import HEAD
+from tuner.workload.node.host import busy_ticks
+from tuner.workload.node.meters import Reading
+from tuner.workload.node.meters.base import device_states
+from tuner.workload.records.probe import MeterInfo, PowerSample
 from tuner.workload.scripts.launchers.secrets import hidden
+
+#: Readings that are kept: a moment that lies further back has been asked for before.
+_KEPT = 600
+
+
+class EnergyCurve:
+    """Energy since the first reading, at requested times."""
+
+    def __init__(self, opened: Reading) -> None:
+        self.opened = self.last = opened
+        self._readings = deque([opened], maxlen=_KEPT)
+        self._finite: dict[float, float] = {}
+
+    def add(self, reading: Reading) -> None:
+        if reading.time_s > self.last.time_s:
+            self._readings.append(reading)
+            self.last = reading
+
+    @property
+    def energy_J(self) -> float:
+        """Energy from the first to the last reading."""
+        return self.last.energy_J - self.opened.energy_J
+
+    @property
+    def time_s(self) -> float:
+        """Time from the first to the last reading."""
+        return self.last.time_s - self.opened.time_s
+
+    def energy_at(self, time_s: float) -> float:
+        """Return the energy from the first reading to this moment, at most to the last one."""
+        if time_s not in self._finite:
+            energy_J = self._interpolated(time_s) - self.opened.energy_J
+            if time_s > self.last.time_s:
+                return energy_J
+            self._finite[time_s] = energy_J
+        return self._finite[time_s]
+
+    def _interpolated(self, time_s: float) -> float:
+        at = bisect_left(self._readings, time_s, key=lambda reading: reading.time_s)
+        if at in (0, len(self._readings)):
+            return self._readings[min(at, len(self._readings) - 1)].energy_J
+        before, after = self._readings[at - 1], self._readings[at]
+        share = (time_s - before.time_s) / (after.time_s - before.time_s)
+        return before.energy_J + share * (after.energy_J - before.energy_J)
+
+    def forget(self, kept: set[float]) -> None:
+        """Keep the energies of these moments alone."""
+        self._finite = {time_s: self._finite[time_s] for time_s in kept if time_s in self._finite}
+
+
+@dataclass(frozen=True)
+class DeviceShare:
+    """Mean power of a device, and its shares of time idle and throttled; NaN if unknown."""
+
+    name: str
+    mean_W: float
+    idle: float
+    throttled: float
+
+
+class _Sum:
+    # Integrals over the time in which a quantity was known.
+
+    def __init__(self) -> None:
+        self._totals: dict[str, float] = {}
+        self._seconds: dict[str, float] = {}
+
+    def add(self, seconds: float, values: Mapping[str, float]) -> None:
+        for name, value in values.items():
+            self._totals[name] = self._totals.get(name, 0.0) + seconds * value
+            self._seconds[name] = self._seconds.get(name, 0.0) + seconds
+
+    def mean(self, name: str) -> float:
+        seconds = self._seconds.get(name, 0.0)
+        return self._totals[name] / seconds if seconds else math.nan
+
+
+class DeviceTotals:
+    """Means over the samples of a meter, by device, each sample for the time since the last one."""
+
+    def __init__(self, time_s: float, *, is_gpu: bool) -> None:
+        self._last_s, self._is_gpu = time_s, is_gpu
+        self._sums: dict[int, _Sum] = {}
+        self._cores = _CoreUse()
+
+    def add(self, sample: PowerSample) -> None:
+        seconds, self._last_s = max(0.0, sample.time_s - self._last_s), sample.time_s
+        states = device_states(sample) or {0: {"power_W": sample.power_W, **sample.extra}}
+        for device, state in states.items():
+            throttles = [state[name] for name in state if name.startswith("throttle")]
+            values = {n: value for n, value in state.items() if n in ("power_W", "utilisation")}
+            values |= {"throttled": max(throttles)} if throttles else {}
+            self._sums.setdefault(device, _Sum()).add(seconds, values)
+
+    def shares(self, mean_W: float) -> tuple[DeviceShare, ...]:
+        """Return the devices. Their powers add up to `mean_W`, which the energy counter gives."""
+        if not self._is_gpu:
+            return (DeviceShare("cores", mean_W, self._cores.idle_share(), math.nan),)
+        sampled = {device: each.mean("power_W") for device, each in self._sums.items()}
+        total_W = math.fsum(sampled.values())
+        return tuple(
+            DeviceShare(
+                f"GPU {device}",
+                mean_W * sampled[device] / total_W if total_W else math.nan,
+                1.0 - each.mean("utilisation"),
+                each.mean("throttled"),
+            )
+            for device, each in sorted(self._sums.items())
+        )
+
+
+class _CoreUse:
+    # Use of the cores that this process may use, by any process, from construction on.
+
+    def __init__(self) -> None:
+        self._cores = os.sched_getaffinity(0)
+        self._before = self._ticks()
+        self._began_s = time.monotonic()
+
+    def _ticks(self) -> dict[int, int]:
+        with contextlib.suppress(OSError, ValueError):
+            return busy_ticks(self._cores)
+        return {}
+
+    def idle_share(self) -> float:
+        now = self._ticks()
+        seconds = (time.monotonic() - self._began_s) * len(self._cores)
+        if not now or not self._before or seconds <= 0:
+            return math.nan
+        busy = sum(max(0, ticks - self._before.get(core, ticks)) for core, ticks in now.items())
+        return min(1.0, max(0.0, 1.0 - busy / os.sysconf("SC_CLK_TCK") / seconds))
+
+
+#: The most that is read of a file of counts, which takes some kilobytes.
+_MAX_BYTES = 2**20
+
+
+@dataclass(frozen=True)
+class RankCount:
+    """Steps of one process, the end of its first and last one (CLOCK_MONOTONIC), and samples.
+
+    `samples` were drawn up to the last step, `first_samples` up to the first; NaN if unknown.
+    """
+
+    rank: int
+    world: int
+    pid: int
+    parent: int
+    words: tuple[str, ...]
+    steps: int
+    first_s: float
+    last_s: float
+    samples: float
+    first_samples: float
+
+
+def _read(path: Path) -> RankCount:
+    with path.open("rb") as file:
+        data = file.read(_MAX_BYTES)
+    steps, first_s, last_s, samples, first_samples = HEAD.unpack_from(data)
+    facts = json.loads(data[HEAD.size :])
+    if not (steps >= 1 and math.isfinite(first_s) and first_s <= last_s < math.inf):
+        raise ValueError(f"{path} holds no step")
+    rank, world, pid, parent = (int(facts[key]) for key in ("rank", "world", "pid", "parent"))
+    words = tuple(map(str, facts["words"]))
+    return RankCount(
+        *(rank, world, pid, parent, words, int(steps), first_s, last_s, samples, first_samples)
+    )
+
+
+def read_counts(folder: Path) -> list[RankCount]:
+    """Return the counts of the processes that have stepped, by their first step."""
+    counts = []
+    for path in folder.iterdir():
+        # A file that is being written, or that the program wrote, holds no counts.
+        with contextlib.suppress(
+            OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError, struct.error
+        ):
+            counts.append(_read(path))
+    return sorted(counts, key=lambda count: (count.first_s, count.rank))
+
+
+@dataclass(frozen=True)
+class Training:
+    """Training of one process, or of the ranks of one process group on this node."""
+
+    ranks: tuple[RankCount, ...]
+
+    @property
+    def lead(self) -> RankCount:
+        """The lowest rank, whose steps count."""
+        return min(self.ranks, key=lambda each: each.rank)
+
+    @property
+    def world(self) -> int:
+        """Number of ranks, those on other nodes included."""
+        return self.lead.world
+
+    @property
+    def samples(self) -> float:
+        """Samples that the ranks of this node drew for the steps after the first; NaN if unknown,
+        or if none were drawn."""
+        samples = sum(each.samples - each.first_samples for each in self.ranks)
+        return samples if samples > 0 else math.nan
+
+
+def trainings_of(counts: Iterable[RankCount]) -> list[Training]:
+    """Group ranks into trainings: one group has one parent, one world and each rank once."""
+    groups: list[list[RankCount]] = []
+    for count in counts:
+        group = next((each for each in reversed(groups) if _belongs(count, each)), None)
+        if group is None:
+            groups.append([count])
+        else:
+            group.append(count)
+    return [Training(tuple(group)) for group in groups]
+
+
+def _belongs(count: RankCount, group: list[RankCount]) -> bool:
+    first = group[0]
+    return (
+        count.world > 1
+        and (count.parent, count.world) == (first.parent, first.world)
+        and all(count.rank != each.rank for each in group)
+    )
+
 
 #: Marks a file of this format, and its version.
 KIND, SCHEMA = "joulefront receipt", 1
@@ -163,3 +409,70 @@ class Receipt:
             "devices": [asdict(each) for each in self.devices],
             "notes": list(self.notes),
         }
+
+
+#: Time that Slurm's controller has to answer, seconds.
+LIMIT_S = 20.0
+#: Beginning of our comment.
+_OURS = "energy"
+
+
+def comment_of(receipt: Receipt) -> str:
+    """Return the line: `energy_J=... scope=... meter=... time_s=... steps=...`."""
+    figures = {
+        f"{_OURS}_J": f"{receipt.energy_J:.0f}",
+        "scope": receipt.meter.scope,
+        "meter": receipt.meter.label,
+        "time_s": f"{receipt.time_s:.1f}",
+        "mean_W": f"{receipt.mean_W:.0f}",
+        "steps": str(receipt.steps),
+    }
+    if len(receipt.trainings) == 1:
+        only = receipt.trainings[0]
+        energies = {"J_per_step": only.step_energy_J, "J_per_sample": only.sample_energy_J}
+        figures |= {
+            name: number(value).replace(",", "") for name, value in energies.items() if value > 0
+        }
+    return " ".join(f"{name}={value}" for name, value in figures.items())
+
+
+def write_comment(receipt: Receipt, environ: Mapping[str, str] = os.environ) -> str:
+    """Set the comment of this process's Slurm job; return a sentence on the outcome."""
+    job = environ.get("SLURM_JOB_ID")
+    if not job:
+        return "--slurm-comment wrote nothing: this is no Slurm job (SLURM_JOB_ID is not set)."
+    if shutil.which("scontrol", path=environ.get("PATH")) is None:
+        return f"--slurm-comment wrote nothing on job {job}: scontrol is not on the PATH."
+    ours = comment_of(receipt)
+    if environ.get("SLURM_NNODES", "1") != "1":
+        ours = f"node={receipt.host} {ours}"
+    comment = "; ".join(filter(None, [_present(job, environ), ours]))
+    words = ["scontrol", "update", f"JobId={job}", f"Comment={comment}"]
+    code, output = _run(words, environ)
+    if code != 0:
+        why = output or f"exit code {code}"
+        return f"--slurm-comment wrote nothing on job {job}: scontrol said: {why}"
+    return f"The comment of Slurm job {job} is now: {comment}"
+
+
+def _present(job: str, environ: Mapping[str, str]) -> str:
+    # The comment that the job has, which stays in front.
+    code, output = _run(["squeue", "--noheader", f"--jobs={job}", "--format=%k"], environ)
+    return "" if code or output in ("(null)", "N/A") else output
+
+
+def _run(words: list[str], environ: Mapping[str, str]) -> tuple[int, str]:
+    try:
+        done = subprocess.run(
+            words,
+            env=dict(environ),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            timeout=LIMIT_S,
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return 1, str(error)
+    return done.returncode, " ".join(done.stdout.split())

@@ -39,8 +39,7 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, InvalidValue
 from tuner.search_spaces.options import read_options
 from tuner.search_spaces.space import Candidates
-from tuner.workload.records.basis import Basis
-from tuner.workload.records.probe import ProbeRecord, WindowPolicy
+from tuner.workload.records.probe import Basis, ProbeRecord, WindowPolicy
 
 _WHERE = "study.toml"
 #: Largest number of candidates that are enumerated again: more takes seconds.

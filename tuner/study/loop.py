@@ -49,8 +49,7 @@ from tuner.study.rules import (
     repeat_due,
     with_next_probe,
 )
-from tuner.workload.records.limits import ProbeLimits
-from tuner.workload.records.probe import Measurement, ProbeRecord, ProbeRequest
+from tuner.workload.records.probe import Measurement, ProbeLimits, ProbeRecord, ProbeRequest
 from tuner.workload.records.trace import TraceWriter, compact, read_phase
 
 

@@ -44,8 +44,7 @@ from tuner.study.request import StudyRequest
 from tuner.study.rules import further_launches
 from tuner.workload.node.clocks.base import LIVE
 from tuner.workload.node.meters.base import TAKEN
-from tuner.workload.records.basis import Basis
-from tuner.workload.records.probe import MeterInfo, ProbeRecord
+from tuner.workload.records.probe import Basis, MeterInfo, ProbeRecord
 from tuner.workload.records.trace import TraceWriter, compact, read_trace, recover_pending
 
 #: Share by which the memory of the same machine may differ from one session to the next.

@@ -9,8 +9,14 @@ from pathlib import Path
 
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
-from tuner.workload.records.probe import Failure, Measurement, ProbeRecord, ProbeRequest
-from tuner.workload.records.runners import Continuation, Runner
+from tuner.workload.records.probe import (
+    Continuation,
+    Failure,
+    Measurement,
+    ProbeRecord,
+    ProbeRequest,
+    Runner,
+)
 from tuner.workload.records.trace import partial_record, save_partial
 
 

@@ -22,8 +22,13 @@ from tuner.workload.node.meters.base import device_states
 from tuner.workload.node.meters.timeline import Timeline
 from tuner.workload.node.rank_group import NoReply, ServerError
 from tuner.workload.node.rank_launch import ProbeNode
-from tuner.workload.records.limits import LONG_STEP_S
-from tuner.workload.records.probe import Failure, Measurement, PowerSample, ProbeRequest
+from tuner.workload.records.probe import (
+    LONG_STEP_S,
+    Failure,
+    Measurement,
+    PowerSample,
+    ProbeRequest,
+)
 from tuner.workload.records.trace import partial_record, save_partial, write_power_samples
 from tuner.workload.scripts.deepspeed_config import ops_needed
 from tuner.workload.scripts.evidence import batches_seen

@@ -56,6 +56,7 @@ from tuner.workload.node.rank_launch import (
 from tuner.workload.node.rank_server import control_socket
 from tuner.workload.node.setting_window import SettingWindow
 from tuner.workload.records.probe import (
+    Continuation,
     Failure,
     Measurement,
     PowerSample,
@@ -63,7 +64,6 @@ from tuner.workload.records.probe import (
     ProbeRequest,
     UnappliedSetting,
 )
-from tuner.workload.records.runners import Continuation
 from tuner.workload.records.trace import write_phase
 
 

@@ -28,8 +28,14 @@ from tuner.workload.node.rank_group import ServerError
 from tuner.workload.node.rank_launch import ProbeNode
 from tuner.workload.node.rank_server import RankServer
 from tuner.workload.program.built_in_job import launchable, training_program
-from tuner.workload.records.probe import Failure, MeterInfo, ProbeRecord, ProbeRequest
-from tuner.workload.records.runners import Continuation, Runner
+from tuner.workload.records.probe import (
+    Continuation,
+    Failure,
+    MeterInfo,
+    ProbeRecord,
+    ProbeRequest,
+    Runner,
+)
 from tuner.workload.scripts.job import LaunchableJob
 
 

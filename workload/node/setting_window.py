@@ -10,7 +10,7 @@ from tuner.workload.node.measure.statistics import Reached, Window
 from tuner.workload.node.measure.window import Conductor, ProbeFailed
 from tuner.workload.node.meters import Meter
 from tuner.workload.node.meters.timeline import Timeline
-from tuner.workload.records.limits import WindowPolicy
+from tuner.workload.records.probe import WindowPolicy
 
 
 @dataclass(frozen=True)

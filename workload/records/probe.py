@@ -1,24 +1,168 @@
-"""Requests and records of probes: the protocol between a search and its runners."""
+"""Requests and records of probes: the protocol between a search and its runners.
+
+A record says on what basis its figures rest (`Basis`), and which failure ended it. Where only time
+is measured, a search counts `STAND_IN_W` at all times, so that least energy is least time. That
+power is no figure: `known_figures` leaves it and whatever rests on it out of everything that is
+written, and `with_stand_in` puts it back into a stored record that is read.
+"""
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from enum import StrEnum
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.options import check_options, option
 from tuner.search_spaces.typed_json import dump_fields, read_fields
-from tuner.workload.records.basis import Basis
-from tuner.workload.records.limits import (
-    FIRST_STEP_LIMIT_S,
-    STEP_LIMIT_S,
-    ProbeLimits,
-    WindowPolicy,
-)
-from tuner.workload.records.without_energy import known_figures, with_stand_in
+
+
+class Basis(StrEnum):
+    """What figures rest on.
+
+    Energy has a mark of its own besides (`MeterInfo.mark`): it may be estimated, or of a twin.
+    """
+
+    MEASURED = "measured"  #: probes that ran
+    RECORDED = "recorded"  #: probes that ran before, from a trace, a table or past runs
+    PREDICTED = "predicted"  #: the analytic models; nothing ran
+
+
+#: A step that takes longer than this is a hang, unless longer steps are predicted.
+STEP_LIMIT_S = 120.0
+#: Time to the first step in an inspection, and at least in every probe: it may import, compile and
+#: load a checkpoint.
+FIRST_STEP_LIMIT_S = 300.0
+#: A look at a script ends after a further step that takes as long as this, seconds.
+LONG_STEP_S = 60.0
+#: A probe as a whole, if no more is predicted.
+PROBE_LIMIT_S = 300.0
+#: A step may take so many times what is predicted, a launch what the inspection took.
+STEP_MARGIN, LAUNCH_MARGIN = 10.0, 3.0
+#: Steps of a launch before its first window: warm-up, settling.
+STEPS_BEFORE = 5
+#: A window that is measured to `WindowPolicy.search_se` may be this short, seconds; NVML counters
+#: update about every 100 ms and read low in windows under 2 s (docs/measuring.md).
+SEARCH_MIN_S = 3.0
+
+
+@dataclass(frozen=True)
+class WindowPolicy:
+    """Length and precision of the measurement of a live setting."""
+
+    #: 5 s are stable on NVML (ML.ENERGY blog; see docs/measuring.md).
+    min_s: float = option(5.0, "shortest window", unit="s", least=0)
+    min_steps: int = option(3, "smallest number of whole optimizer steps in a window", least=0)
+    max_s: float = option(
+        15.0, "end the window after this even if the target is missed", unit="s", least=0
+    )
+    target_se: float = option(
+        0.01, "relative standard error of step time and of power that ends the window", least=0
+    )
+    settle_s: float = option(
+        1.0, "run at a new live setting before the window opens", unit="s", least=0
+    )
+    idle_s: float = option(
+        0.3, "measure the idle power before the ranks start; 0 for not at all", unit="s", least=0
+    )
+    check_drift: bool = option(
+        True, "with several live settings, visit the first one again at the end"
+    )
+    search_se: float = option(
+        0.05,
+        "relative standard error that ends a window of the search",
+        least=0,
+    )
+
+    def __post_init__(self) -> None:
+        check_options(self)
+
+    @property
+    def rough(self) -> WindowPolicy:
+        """The policy of a measurement to `search_se`; this one where that is no less precise."""
+        if self.search_se <= self.target_se:
+            return self
+        return replace(self, min_s=min(self.min_s, SEARCH_MIN_S), target_se=self.search_se)
+
+
+@dataclass(frozen=True)
+class ProbeLimits:
+    """Time limits of one probe, seconds; of the first step from the start of the ranks."""
+
+    first_step_s: float = FIRST_STEP_LIMIT_S
+    step_s: float = STEP_LIMIT_S
+    probe_s: float = PROBE_LIMIT_S
+
+
+def limits_of(
+    window: WindowPolicy,
+    *,
+    visits: int = 1,
+    predicted_step_s: float = math.nan,
+    inspected_s: float = 0.0,
+    first_step_s: float | None = None,
+    step_s: float | None = None,
+    probe_s: float | None = None,
+) -> ProbeLimits:
+    """Return a probe's limits; those that the user set are taken as they are."""
+    step = 0.0 if math.isnan(predicted_step_s) else predicted_step_s
+    longest_step_s = max(STEP_LIMIT_S, STEP_MARGIN * step) if step_s is None else step_s
+    if first_step_s is None:
+        longer_s = max(0.0, longest_step_s - STEP_LIMIT_S)
+        first_step_s = max(FIRST_STEP_LIMIT_S + longer_s, LAUNCH_MARGIN * inspected_s)
+    if probe_s is None:
+        # Windows may take three times what is predicted.
+        each_s = window.settle_s + max(window.max_s, 3 * (window.min_steps + 1) * step)
+        probe_s = first_step_s + 3 * STEPS_BEFORE * step + (visits + 1) * each_s
+    return ProbeLimits(first_step_s, longest_step_s, probe_s)
+
+
+#: Power that stands for an unknown one, watts.
+STAND_IN_W = 1.0
+_OF_ENERGY = re.compile(r"(?i:energy|power|carbon|hypervolume)|(^|_)[kM]?(J|W|Wh)(_|$)|^progress$")
+#: What was chosen or asked, whose names may be knobs of power, and the meter itself.
+_CHOSEN = ("launch", "live", "configuration", "request", "meter")
+
+
+def of_energy(name: str) -> bool:
+    """Return True if a name is that of a figure of energy or power."""
+    return _OF_ENERGY.search(name) is not None
+
+
+def known_figures(data: dict[str, Any], *, energy: bool) -> dict[str, Any]:
+    """Return JSON values, with every figure of energy or power null unless `energy`."""
+    return data if energy else dict(_without_energy(data))
+
+
+def _without_energy(data: Any) -> Any:
+    if isinstance(data, list):
+        return [_without_energy(each) for each in data]
+    if not isinstance(data, Mapping):
+        return data
+
+    def kept(name: str, value: Any) -> Any:
+        if name in _CHOSEN:
+            return value
+        return None if of_energy(name) else _without_energy(value)
+
+    return {name: kept(name, value) for name, value in data.items()}
+
+
+def with_stand_in(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a stored record of time alone with the figures that a search counts with."""
+    if record["meter"].get("scope") != "none":
+        return record
+    windows = []
+    for window in record["measurements"]:
+        kept = {name: value for name, value in window.items() if not of_energy(name)}
+        counted_J = STAND_IN_W * window["window_s"]
+        windows.append({**kept, "energy_J": counted_J, "power_W": STAND_IN_W})
+    return {**record, "measurements": windows, "energy_J": STAND_IN_W * record["wall_s"]}
+
 
 #: Version of a record's JSON. A reader takes this one and older ones
 #: (`tuner.workload.records.trace`).
@@ -95,7 +239,7 @@ class ProbeRequest:
     """One launch to make and the live settings to visit in it; no settings change nothing.
 
     `purpose` is "baseline", "search", "verify", "probe", "training" or one of
-    `INSPECTIONS`; limits of None are the defaults of `tuner.workload.records.limits`. If
+    `INSPECTIONS`; limits of None are the defaults of `tuner.workload.records.probe`. If
     `extendable`, further settings may follow in the same launch
     (`Continuation`). `front` is what measured configurations reach
     at the upper ends of their intervals, (s, J) of a step: a window that is shown to be beaten by
@@ -503,3 +647,39 @@ class ProbeRecord:
             raise
         except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:
             raise InputError(f"the record is not a probe record: {error!r}") from error
+
+
+#: Called when all settings of an extendable request are visited, with the request so far and its
+#: measurements; returns further settings to visit in the same launch, none to end it.
+Continuation = Callable[[ProbeRequest, Sequence[Measurement]], Sequence[Settings]]
+
+
+def extended(record: ProbeRecord, next_settings: Continuation) -> ProbeRequest | None:
+    """Return the record's request with its next settings added, or None if there are none."""
+    more = next_settings(record.request, record.measurements) if record.ok else ()
+    request = record.request
+    return replace(request, live=(*request.live, *more)) if more else None
+
+
+@runtime_checkable
+class Runner(Protocol):
+    """Measurer of probes: real, replayed or simulated."""
+
+    meter: MeterInfo
+
+    def run(self, request: ProbeRequest) -> ProbeRecord:
+        """Run one probe; a failure is in its record. InputError if it names an unknown knob."""
+        ...
+
+    def run_interactive(self, request: ProbeRequest, next_settings: Continuation) -> ProbeRecord:
+        """Run one probe, which visits the settings that `next_settings` returns besides.
+
+        A runner whose launches cost nothing runs the longer probe anew.
+        """
+        record = self.run(request)
+        while (longer := extended(record, next_settings)) is not None:
+            record = self.run(longer)
+        return record
+
+    def close(self) -> None:
+        return None

@@ -23,8 +23,8 @@ from tuner.search_spaces.job import Precision
 from tuner.search_spaces.knob_declarations import Knob
 from tuner.search_spaces.model_facts import ModelFacts
 from tuner.workload.hook import micro_batches
-from tuner.workload.records.limits import FIRST_STEP_LIMIT_S
 from tuner.workload.records.probe import (
+    FIRST_STEP_LIMIT_S,
     INSPECTIONS,
     Failure,
     ProbeRecord,

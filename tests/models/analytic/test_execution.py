@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from tuner.models.analytic.compute import Passes
-from tuner.models.analytic.constants import constants_of
-from tuner.models.analytic.layout import cut, read_layout
+from tuner.models.analytic.constants import constants_of, cut, read_layout
 from tuner.models.analytic.model import AnalyticModel, Program
 from tuner.models.analytic.step import StepParts, step_parts
 from tuner.search_spaces.cluster import Cluster, device_names, load_cluster, load_device

@@ -10,18 +10,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tuner.models.analytic.communication import (
+from tuner.models.analytic.compute import activation_bytes_per_token
+from tuner.models.analytic.constants import (
+    balanced,
+    constants_of,
+    cut,
+    end_weights,
+    load_constants,
+    read_layout,
+)
+from tuner.models.analytic.model import AnalyticModel, PowerModel, Program
+from tuner.models.analytic.step import (
     Link,
     all_gather_s,
     all_reduce_s,
     link_of,
+    step_parts,
     transfer_s,
 )
-from tuner.models.analytic.compute import activation_bytes_per_token
-from tuner.models.analytic.constants import constants_of, load_constants
-from tuner.models.analytic.layout import balanced, cut, end_weights, read_layout
-from tuner.models.analytic.model import AnalyticModel, PowerModel, Program
-from tuner.models.analytic.step import step_parts
 from tuner.search_spaces.cluster import cluster_names, device_names, load_cluster, load_device
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tuner.models.analytic.layout import Launches, cut, read_layout
+from tuner.models.analytic.constants import Launches, cut, read_layout
 from tuner.models.analytic.memory import _in_flight
 from tuner.models.analytic.model import AnalyticModel
 from tuner.models.analytic.step import _bubble

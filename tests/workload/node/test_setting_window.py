@@ -12,8 +12,7 @@ from tuner.workload.node.measure.statistics import Window
 from tuner.workload.node.measure.window import ProbeFailed
 from tuner.workload.node.meters.base import Reading
 from tuner.workload.node.setting_window import SettingWindow
-from tuner.workload.records.limits import WindowPolicy
-from tuner.workload.records.probe import Failure, PowerSample
+from tuner.workload.records.probe import Failure, PowerSample, WindowPolicy
 
 POLICY = WindowPolicy(min_s=3.0)
 

@@ -12,8 +12,7 @@ import pytest
 from tests.support.studies import write_table
 from tuner.exchange.csv_import import CsvOptions, import_runs
 from tuner.search_spaces.errors import InputError
-from tuner.workload.records.csv_cells import Cells, scale_of
-from tuner.workload.records.csv_files import read_csv
+from tuner.workload.records.csv_files import Cells, read_csv, scale_of
 from tuner.workload.records.table import load_table
 
 Runs = dict[tuple[object, ...], tuple[float, float]]

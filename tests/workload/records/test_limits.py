@@ -15,8 +15,15 @@ from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.job import load_job
 from tuner.workload.node.measure.window import Conductor, ProbeFailed
-from tuner.workload.records.limits import FIRST_STEP_LIMIT_S, STEP_LIMIT_S, ProbeLimits, limits_of
-from tuner.workload.records.probe import Failure, ProbeRequest, WindowPolicy
+from tuner.workload.records.probe import (
+    FIRST_STEP_LIMIT_S,
+    STEP_LIMIT_S,
+    Failure,
+    ProbeLimits,
+    ProbeRequest,
+    WindowPolicy,
+    limits_of,
+)
 from tuner.workload.scripts.script_facts import ScriptFacts
 from tuner.workload.scripts.script_job import ScriptJob
 

@@ -14,10 +14,8 @@ from tests.support.studies import (
 from tests.support.traces import TRACES
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError, UnknownName
-from tuner.workload.records.probe import Failure, MeterInfo, ProbeRequest
-from tuner.workload.records.replay import TableRunner, TraceRunner
-from tuner.workload.records.runners import Runner
-from tuner.workload.records.table import load_table
+from tuner.workload.records.probe import Failure, MeterInfo, ProbeRequest, Runner
+from tuner.workload.records.table import TableRunner, TraceRunner, load_table
 from tuner.workload.records.trace import TraceWriter
 
 

@@ -18,8 +18,7 @@ from tuner.formatting import Units, energy_text, label, number, percent, signed_
 from tuner.problem.constraints import LIMITS
 from tuner.workload.node.measure.parts import PARTS, named_parts, part_rows
 from tuner.workload.node.measure.stragglers import words
-from tuner.workload.records.basis import Basis
-from tuner.workload.records.probe import ProbeRecord
+from tuner.workload.records.probe import Basis, ProbeRecord
 
 _LIMIT_LABELS = {
     **{limit.name: limit.label for limit in LIMITS},

@@ -17,7 +17,7 @@ import numpy as np
 
 from tuner.workload.node.measure.statistics import Window, standard_error
 from tuner.workload.node.meters.base import Reading
-from tuner.workload.records.limits import WindowPolicy
+from tuner.workload.records.probe import WindowPolicy
 
 #: Share from which counter and sampled power differ, if the samples are fine enough to show it.
 DIFFERS = 0.02

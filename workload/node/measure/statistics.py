@@ -24,8 +24,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 from tuner.workload.node.meters.base import Reading
-from tuner.workload.records.limits import WindowPolicy
-from tuner.workload.records.probe import PowerSample
+from tuner.workload.records.probe import PowerSample, WindowPolicy
 
 #: Half the width of a 90 % interval in standard errors (normal distribution).
 Z90 = 1.6448536269514722

@@ -29,8 +29,14 @@ from tuner.workload.node.measure.stragglers import Arrivals
 from tuner.workload.node.meters.base import Meter, Reading
 from tuner.workload.node.rank_group import Ranks
 from tuner.workload.node.rank_messages import Event
-from tuner.workload.records.limits import ProbeLimits
-from tuner.workload.records.probe import FAILURES, Failure, PowerSample, WindowPolicy, shown_by
+from tuner.workload.records.probe import (
+    FAILURES,
+    Failure,
+    PowerSample,
+    ProbeLimits,
+    WindowPolicy,
+    shown_by,
+)
 
 #: A training that ends by itself within this time, seconds, is over before a search could repay
 #: itself: one probe takes about as long, and a search makes several.

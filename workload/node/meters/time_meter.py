@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from tuner.workload.node.meters.base import TIME_ALONE, CounterMeter, MeterError, Reading
 from tuner.workload.node.meters.gpus import on_twin
-from tuner.workload.records.probe import MeterInfo, PowerSample
-from tuner.workload.records.without_energy import STAND_IN_W
+from tuner.workload.records.probe import STAND_IN_W, MeterInfo, PowerSample
 
 #: What a user does about devices whose energy cannot be metered.
 REMEDY = "tuner optimize --minimize time, with no limit on energy or power, tunes time alone"

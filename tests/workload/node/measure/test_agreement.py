@@ -19,8 +19,7 @@ from tuner.workload.node.measure.measurement import measurement
 from tuner.workload.node.measure.statistics import Window
 from tuner.workload.node.meters.base import Reading
 from tuner.workload.node.meters.nvml import NvmlMeter
-from tuner.workload.records.limits import SEARCH_MIN_S, WindowPolicy
-from tuner.workload.records.probe import Measurement, PowerSample
+from tuner.workload.records.probe import SEARCH_MIN_S, Measurement, PowerSample, WindowPolicy
 
 PLAIN = replace(GPU, smoothing=-1)
 POLICY = WindowPolicy(min_s=SEARCH_MIN_S)

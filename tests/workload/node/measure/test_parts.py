@@ -9,8 +9,7 @@ from tuner.workload.node.measure.measurement import measurement
 from tuner.workload.node.measure.parts import part_lines, power_by_part
 from tuner.workload.node.measure.statistics import Window
 from tuner.workload.node.meters.base import Reading
-from tuner.workload.records.limits import WindowPolicy
-from tuner.workload.records.probe import Measurement, PowerSample
+from tuner.workload.records.probe import Measurement, PowerSample, WindowPolicy
 
 #: A step of 1 s: the CPU encodes, then the GPU works.
 MARKS = tuple(

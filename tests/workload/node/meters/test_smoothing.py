@@ -16,8 +16,7 @@ from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.measure.measurement import measurement
 from tuner.workload.node.measure.statistics import DOUBT_SHARE, Window
 from tuner.workload.node.meters.base import Reading
-from tuner.workload.records.limits import WindowPolicy
-from tuner.workload.records.probe import Measurement
+from tuner.workload.records.probe import Measurement, WindowPolicy
 
 pytestmark = pytest.mark.needs("cc")
 PLAIN = replace(GPU, smoothing=-1)
