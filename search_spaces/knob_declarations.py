@@ -163,6 +163,9 @@ CHANGED, MARK = "training", "changed"
 #: Suffixes of configuration files in which a key can be set.
 FILE_KINDS = (".json", ".yaml", ".yml", ".toml")
 
+#: Settings of torch that the hook sets in any script (`tuner.workload.scripts.torch_knobs`).
+TORCH = ("num_workers", "prefetch_factor", "optimizer_kernel")
+
 #: Names that a command's placeholders and the mark already have.
 _RANK = ("world_size", "rank", "local_rank", "node_rank")
 _TAKEN = ("gradient_accumulation", "deepspeed_config", *_RANK, CHANGED)
@@ -317,14 +320,17 @@ def _check_how(how: str, where: str) -> None:
     first, _, key = how.rpartition(":")
     if first == "env" and re.fullmatch(r"[A-Za-z_]\w*", key):
         return
+    if first == "torch" and key in TORCH:
+        return
     named = first in ("deepspeed", "framework") or first.endswith(FILE_KINDS)
     if named and _KEY.fullmatch(key):
         return
     raise invalid(
         f"how {where}",
         how,
-        "placeholder, hook, env:NAME, deepspeed:KEY, framework:KEY, or FILE:KEY with FILE a JSON, "
-        "YAML or TOML file and KEY like zero_optimization.stage",
+        "placeholder, hook, env:NAME, deepspeed:KEY, framework:KEY, torch:NAME with NAME "
+        f"{' or '.join(TORCH)}, or FILE:KEY with FILE a JSON, YAML or TOML file and KEY like "
+        "zero_optimization.stage",
     )
 
 
@@ -363,7 +369,7 @@ def parse_knob(text: str) -> Knob:
     live, head = head.startswith("live:"), head.removeprefix("live:")
     name, how = head, ""
     found = _FILE.fullmatch(head)
-    if head.startswith(("env:", "deepspeed:", "framework:")) or found:
+    if head.startswith(("env:", "deepspeed:", "framework:", "torch:")) or found:
         how = head
         name = re.sub(r"\W", "_", head.rpartition(":")[2].rpartition(".")[2])
     elif ":" in head:

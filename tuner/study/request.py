@@ -209,22 +209,24 @@ class StudyRequest(JobRequest):
                 node=node,
                 limit_s=self.search.first_step_limit_s,
                 require_length=self.constraints.require_limits_of_a_step,
+                adds_knobs=self.space is None,
             )
             request = replace(self, job=inspected, script=None, cluster=cluster)
         before = RunFolder.named(self.runs_dir, name).read_study() if name else None
         if self.space is None and before is not None and Recording.of(before) is None:
             request = replace(request, space=parse_space(before))
         problem = problem_of_job(request, plan=self.simulated)
-        if inspected is not None and len(problem.candidates) < 2 and before is None:
-            if (threaded := with_threads(inspected, cluster)) is None:
+        if inspected is not None and before is None and not _splits(problem, inspected):
+            if (threaded := with_threads(inspected, cluster)) is not None:
+                why = inspected.offers["micro_batch"].why
+                announce(
+                    "nothing of the script itself can be set, so the threads of a rank are "
+                    f"searched; its micro-batch: {why}"
+                )
+                request = replace(request, job=threaded)
+                problem = problem_of_job(request, plan=self.simulated)
+            elif len(problem.candidates) < 2:
                 raise _nothing_to_try(inspected, script.command if script else "")
-            why = inspected.offers["micro_batch"].why
-            announce(
-                "nothing of the script itself can be set, so the threads of a rank are searched; "
-                f"its micro-batch: {why}"
-            )
-            request = replace(request, job=threaded)
-            problem = problem_of_job(request, plan=self.simulated)
         if inspected is not None and isinstance(problem.job, ScriptJob):
             announce_today(problem.job, announce, problem.baseline, before=inspected)
         if problem.length is None:
@@ -330,13 +332,15 @@ def job_of_script(
     node: LocalNode | None = None,
     limit_s: float | None = None,
     require_length: Callable[[], None] = lambda: None,
+    adds_knobs: bool = False,
 ) -> ScriptJob:
     """Return the job that a script trains; from the run folder if it was inspected before.
 
     What `tuner.workload.scripts.inspection` saw is kept in study.toml with the job. Without the
     `address` of a Ray cluster this machine (`node`, which the caller closes) starts it, and waits
     `limit_s` for its first step. `require_length` is called if one look has shown no length of the
-    training: no limit may be on the whole of it.
+    training: no limit may be on the whole of it. With `adds_knobs`, knobs of torch that may matter
+    are added.
     """
     if node is None:
         with closing(LocalNode()) as node:
@@ -349,6 +353,7 @@ def job_of_script(
                 node=node,
                 limit_s=limit_s,
                 require_length=require_length,
+                adds_knobs=adds_knobs,
             )
     from tuner.problem.study_spec import parse_script
     from tuner.workload.scripts.inspection import (
@@ -380,7 +385,12 @@ def job_of_script(
             started = replace(blank, whole=bool(seen.why_as_it_stands))
             run_probe = launched_here(started)
             return inspect_observed(
-                seen, run_probe, cluster=cluster, folder=run.path, announce=announce
+                seen,
+                run_probe,
+                cluster=cluster,
+                folder=run.path,
+                announce=announce,
+                adds_knobs=adds_knobs,
             )
     nodes = _nodes(script, cluster, address)
     if before is not None:
@@ -391,7 +401,13 @@ def job_of_script(
             return again
     blank = blank_job(script, cluster, nodes)
     inspect = partial(
-        inspect_script, script, blank, cluster=cluster, folder=run.path, announce=announce
+        inspect_script,
+        script,
+        blank,
+        cluster=cluster,
+        folder=run.path,
+        announce=announce,
+        adds_knobs=adds_knobs,
     )
     if address is None:
         return inspect(launched_here(blank))
@@ -457,6 +473,14 @@ def _launched_on_cluster(
         yield run_probe
     finally:
         executor.close()
+
+
+def _splits(problem: Problem, job: ScriptJob) -> bool:
+    # Return True if more is varied than what can be set in any program of torch.
+    added = {knob.name for knob in job.knobs if knob.target[0] == "torch"}
+    launches, lives = problem.candidates.launches, problem.candidates.lives
+    others = {tuple(part for part in each.items() if part[0] not in added) for each in launches}
+    return len(others) > 1 or any(len(each) > 1 for each in lives)
 
 
 def _nothing_to_try(job: ScriptJob, command: str) -> NothingToTry:

@@ -6,12 +6,13 @@ skips is one too. Once `GROUPS` groups are over, torch is as it was before.
 """
 
 import math
+import time
 import weakref
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from . import state, updates
+from . import state, torch_settings, updates
 from .steps import LoaderWatch, around
 
 #: Optimizer steps that are watched. The first one of a program may be special: loops that step at
@@ -30,7 +31,9 @@ class StepCounts:
         groups: of each step: `drawn` (one [loader, samples or None, last of its epoch] a batch),
             `passes` (outermost backward calls) and `shapes` (first input of each outermost forward
             call with gradients). In an inspection `loss` too, the sum of what the passes went back
-            from (None if one was not a number), and `scale`, by which a scaler multiplied it.
+            from (None if one was not a number), and `scale`, by which a scaler multiplied it; the
+            seconds that the program `took` for the group, `waited` for batches, and in the
+            optimizer's step (`updated`); and of each batch a digest of its `indices` and `batches`.
         first_batch: a digest of the first batch that was drawn, its indices included; None before.
         samples: the number of samples in each dataset that was drawn from, None if unknown.
     """
@@ -47,11 +50,15 @@ class StepCounts:
         self.current = _group()
         self._numbers: dict[int, int] = {}
         self._depth = self._scaling = 0
+        self._updating_s = 0.0  # when the step began that is being taken
+        self._last: tuple[Any, Any] | None = None  # iterator and index of the last batch
         self._grad = torch.is_grad_enabled
         self._plain: list[tuple[Any, str, Any]] = []
         self._updates = updates.HandWrittenUpdates(torch, self._around) if inspects else None
         self._watch_loaders(torch)
         self._watch_backward(torch)
+        if inspects:
+            self._time_updates()
 
     @property
     def over(self) -> bool:
@@ -65,6 +72,7 @@ class StepCounts:
 
     def forward(self, shape: list[int]) -> None:
         """Note the shape of an outermost forward call with gradients."""
+        self._begin_group()
         if shape and not self._depth:  # within a backward pass it is a recomputation
             self.current["shapes"].append(shape)
 
@@ -75,16 +83,55 @@ class StepCounts:
         if (loss := self.current.get("loss")) is not None:
             loss = float(loss)
             self.current["loss"] = loss if math.isfinite(loss) else None
+        began_s = self.current.pop("began", None)
+        if began_s is not None:
+            now_s = time.monotonic()
+            self.current["took"] = now_s - began_s
+            self.current["updated"] = now_s - self._updating_s if self._updating_s else 0.0
         self.groups.append(self.current)
-        self.current = _group()
+        self.current, self._updating_s = _group(), 0.0
         if self.over:
             self.end()
+            self._read_again()
 
     def end(self) -> None:
         """Take the patches back."""
         while self._plain:
             owner, name, plain = self._plain.pop()
             setattr(owner, name, plain)
+
+    def _begin_group(self) -> None:
+        if self._inspects and not self.over:
+            self.current.setdefault("began", time.monotonic())
+
+    def _time_batches(self, kind: Any) -> None:
+        @self._around(kind, "__next__")
+        def next_batch(plain: Any, iterator: Any) -> Any:
+            if self.over or not self._grad():  # evaluation
+                return plain(iterator)
+            self._begin_group()
+            began_s = time.monotonic()
+            batch = plain(iterator)
+            waited_s = self.current.get("waited", 0.0)
+            self.current["waited"] = waited_s + time.monotonic() - began_s
+            return batch
+
+    def _time_updates(self) -> None:
+        try:
+            from torch.optim.optimizer import register_optimizer_step_pre_hook
+        except ImportError:  # of a torch before 2.2
+            return
+
+        def begins(optimizer: Any, *_: Any) -> None:
+            if not self.over and self._follows(optimizer):
+                self._updating_s = time.monotonic()
+
+        register_optimizer_step_pre_hook(begins)
+
+    def _read_again(self) -> None:
+        if "num_workers" in (state.options.get("torch") or {}) and self._last is not None:
+            state.seen["reads_by"] = torch_settings.how_read(*self._last)
+        self._last = None
 
     def _around(self, owner: Any, name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         self._plain.append((owner, name, getattr(owner, name)))
@@ -93,6 +140,8 @@ class StepCounts:
     def _watch_loaders(self, torch: Any) -> None:
         from torch.utils.data import dataloader
 
+        if self._inspects:  # within the other, so that what is done with a batch is no waiting
+            self._time_batches(dataloader._BaseDataLoaderIter)
         LoaderWatch(
             dataloader._BaseDataLoaderIter,
             self._around,
@@ -120,6 +169,12 @@ class StepCounts:
         self.current["drawn"].append(entry)
         if self.first_batch is None:
             self.first_batch = _digest(index, batch)
+        if self._inspects:
+            if "loader" not in state.seen:
+                state.seen["loader"] = torch_settings.of_loader(iterator, batch)
+            self._last = iterator, index
+            self.current.setdefault("indices", []).append(zlib.crc32(repr(index).encode()))
+            self.current.setdefault("batches", []).append(torch_settings.digest(batch))
 
     def _watch_backward(self, torch: Any) -> None:
         @self._around(torch.autograd, "backward")

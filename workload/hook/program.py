@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from . import counting, engine, frames, live_knobs, source, state, steps, watching
+from . import counting, engine, frames, live_knobs, source, state, steps, torch_settings, watching
 from .link import Link, end_process
 from .loopback import MEETING, RANKS, listen_on_loopback, meet_in_files, run_program
 from .watch import watch_program
@@ -52,6 +52,7 @@ def _patch_deepspeed(_: str, deepspeed: Any) -> None:
 def prepare_torch(torch: Any) -> None:
     """Count the steps, and on request the batches, of this process's training."""
     options = state.options
+    torch_settings.set_chosen(torch)
     watching.patch_torch(torch)
     if state.probed or options.get("activation_checkpointing"):
         wanted = options.get("inspect") or options.get("counts")

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from . import state
+from . import state, torch_settings
 from .counting import GROUPS, StepCounts, tensors
 from .link import Link
 from .steps import StepCounter
@@ -92,6 +92,7 @@ def patch_torch(torch: Any) -> None:
             if "owner" not in state.seen:
                 state.seen["owner"] = owner()
                 state.seen["steps_of"] = describe(optimizer)
+                state.seen["optimizer"] = torch_settings.of_optimizer(optimizer)
             grouped = (p for group in optimizer.param_groups for p in group["params"])
             watch_ready(p for p in grouped if p.grad is not None)
             counter.count("optimizer")

@@ -104,6 +104,29 @@ class Group(TypedDict):
     shapes: list[list[_Size]]
     loss: NotRequired[float | None]
     scale: NotRequired[float]
+    took: NotRequired[float]
+    waited: NotRequired[float]
+    updated: NotRequired[float]
+    indices: NotRequired[list[int]]
+    batches: NotRequired[list[int | None]]
+
+
+class Loader(TypedDict):
+    """How batches are read (`workload.hook.torch_settings.of_loader`)."""
+
+    num_workers: _Size
+    prefetch_factor: _Size | None
+    items: bool
+    own_sampler: str
+    batch_on_device: bool
+
+
+class Kernels(TypedDict, total=False):
+    """How an optimizer updates its parameters; {} if that is not known."""
+
+    kernel: str
+    kernels: list[str]
+    on_device: bool
 
 
 class Length(TypedDict):
@@ -124,6 +147,9 @@ class Facts(TypedDict, total=False):
     owner: str
     steps_of: str
     others: dict[str, str]
+    loader: Loader
+    optimizer: Kernels
+    reads_by: str
     batch: list[_Size]
     tokens: bool
     compiled: bool

@@ -87,6 +87,15 @@ def framework_settings(configuration: Configuration, knobs: Sequence[Knob]) -> d
     }
 
 
+def torch_settings(configuration: Configuration, knobs: Sequence[Knob]) -> dict[str, Any]:
+    """Return the settings of torch that differ from today's, as the hook takes them."""
+    return {
+        knob.target[1]: knob.native(value)
+        for knob, value in _values(configuration, knobs)
+        if knob.target[0] == "torch" and value != knob.baseline
+    }
+
+
 def text_values(configuration: Configuration, knobs: Sequence[Knob]) -> dict[str, str]:
     """Return the knobs that are set as text, by name, for placeholders and the environment."""
     return {knob.name: str(value) for knob, value in _values(configuration, knobs)}
@@ -188,6 +197,10 @@ def _found(knob: Knob, job: ScriptTraining) -> Knob:
                 "(tuner list frameworks)"
             )
         return _at_baseline(knob, job.driven.declared(knob))
+    if way == "torch":
+        if job.frame.kind and key not in job.frame.settings:
+            raise InputError(f"knob {knob.name!r} sets what the script was not seen to use")
+        return _at_baseline(knob, job.frame.settings.get(key))
     if way.endswith(FILE_KINDS):
         today = read_key(cwd / way, key)
         if renamed(job.words, cwd, cwd / way, Path()) == [*job.words]:

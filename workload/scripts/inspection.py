@@ -37,6 +37,7 @@ from tuner.workload.scripts.launchers import Launcher
 from tuner.workload.scripts.proving import proven
 from tuner.workload.scripts.script_facts import LAUNCH, OFFLOADS, ScriptFacts
 from tuner.workload.scripts.script_job import ScriptJob
+from tuner.workload.scripts.torch_knobs import settings_today, with_torch_knobs
 
 #: Runs one probe of a job.
 RunProbe = Callable[[ScriptJob, ProbeRequest], ProbeRecord]
@@ -59,8 +60,11 @@ def inspect_script(
     cluster: Cluster,
     folder: Path,
     announce: Announce = lambda sentence: None,
+    adds_knobs: bool = False,
 ) -> ScriptJob:
     """Start a script once, and return it as a job with the knobs it supports.
+
+    With `adds_knobs` those of torch are among them (`tuner.workload.scripts.torch_knobs`).
 
     InputError if the command is wrong, the script fails in its first steps (with their number, the
     kind of failure and the log), or what it trains contradicts what was told. `blank` is of
@@ -82,6 +86,8 @@ def inspect_script(
     announce_optimizers(facts, announce)
     inspect = LaunchInspector(run, folder, announce)
     found = proven(job, facts, inspect, devices=cluster.devices_per_node)
+    if adds_knobs:
+        found = with_torch_knobs(found, facts, inspect.of_torch, cluster, announce)
     announce_today(found, announce, before=job)
     return found
 
@@ -149,6 +155,15 @@ class LaunchInspector:
             return facts
         alone = record.failure.kind == "alone"
         return "it makes no process group of all ranks" if alone else record.failure.message
+
+    def of_torch(self, job: ScriptJob, configuration: Configuration) -> Mapping[str, Any] | str:
+        """Return the facts of a launch with other settings of torch, as `__call__`."""
+        others = " and ".join(
+            f"{knob.name}={configuration.get(knob.name)}"
+            for knob in job.knobs
+            if knob.target[0] == "torch" and configuration.get(knob.name) != knob.baseline
+        )
+        return self(job, configuration, why=f"to see if it trains the same with {others}")
 
 
 def require_steps(script: Script, record: ProbeRecord, folder: Path) -> None:
@@ -345,6 +360,7 @@ def job_of_facts(
         reads=tuple(facts.get("reads", ())),
         turns=tuple(facts.get("owned", ())),
         imports=blank.frame.imports,
+        settings=settings_today(facts),
         first_step_s=first_step_s,
         **found,
     )

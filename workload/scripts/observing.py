@@ -6,7 +6,7 @@ train what was observed; else each probe starts the whole command.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ from tuner.workload.scripts.observation import Observation
 from tuner.workload.scripts.proving import difference, proven
 from tuner.workload.scripts.script_facts import LINES
 from tuner.workload.scripts.script_job import ScriptJob
+from tuner.workload.scripts.torch_knobs import with_torch_knobs
 
 #: Why a program without a knob is started as it stands, a phrase.
 NOTHING_TO_SET = "no argument of it is known to carry its batch"
@@ -124,9 +125,17 @@ def observe_script(
 
 
 def inspect_observed(
-    seen: ObservedLaunch, run: RunProbe, *, cluster: Cluster, folder: Path, announce: Announce
+    seen: ObservedLaunch,
+    run: RunProbe,
+    *,
+    cluster: Cluster,
+    folder: Path,
+    announce: Announce,
+    adds_knobs: bool = False,
 ) -> ScriptJob:
     """Return an observed command as a job with the knobs it supports.
+
+    With `adds_knobs` those of torch are among them (`tuner.workload.scripts.torch_knobs`).
 
     Its ranks are started one by one from what they reported if they then train what was observed;
     else each probe starts the whole command.
@@ -139,20 +148,32 @@ def inspect_observed(
     today = job_of_facts(script, replace(blank, whole=True), seen.facts, seen.first_step_s)
     announce_today(today, announce)
     announce_optimizers(seen.facts, announce)
+
+    def with_added(job: ScriptJob) -> ScriptJob:
+        job = replace(job, frame=replace(job.frame, threads=threads))
+        if not adds_knobs or any(knob.target[0] == "torch" for knob in job.knobs):
+            return job
+        return with_torch_knobs(job, seen.facts, inspect.of_torch, cluster, announce)
+
     if not why:
-        job, why = _of_ranks(seen, blank, inspect, cluster=cluster)
+        job, why = _of_ranks(seen, blank, inspect, with_added, cluster=cluster)
         if not why:
             announce_today(job, announce, before=today)
-            return replace(job, frame=replace(job.frame, threads=threads))
+            return with_added(job)
     announce(f"each probe starts your command as it stands: {why}")
-    job = replace(today, frame=replace(today.frame, ranks_stay=why, threads=threads))
+    job = replace(today, frame=replace(today.frame, ranks_stay=why))
     job = proven(job, seen.facts, inspect, devices=cluster.devices_per_node)
     announce_today(job, announce, before=today)
-    return job
+    return job if why == NOTHING_TO_SET else with_added(job)
 
 
 def _of_ranks(
-    seen: ObservedLaunch, blank: ScriptJob, inspect: LaunchInspector, *, cluster: Cluster
+    seen: ObservedLaunch,
+    blank: ScriptJob,
+    inspect: LaunchInspector,
+    with_added: Callable[[ScriptJob], ScriptJob],
+    *,
+    cluster: Cluster,
 ) -> tuple[ScriptJob, str]:
     """Return the job whose ranks are started one by one, and why it is not the same, or ""."""
     facts, script, devices = seen.facts, seen.script, cluster.devices_per_node
@@ -173,7 +194,8 @@ def _of_ranks(
     if job.frame.given or job.frame.keeps:  # proven by launches that trained the same otherwise
         return job, ""
     if not inspect.launches and _gains_nothing(script, job):
-        return job, NOTHING_TO_SET
+        able = with_added(job)  # that it trains the same so shows that its ranks train one by one
+        return able, "" if able.knobs != job.knobs else NOTHING_TO_SET
     again = inspect(blank, blank.baseline, why="to see if its ranks train the same one by one")
     if isinstance(again, str):
         return job, f"{alone} do not train ({again})"

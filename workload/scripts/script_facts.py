@@ -100,6 +100,7 @@ class ScriptFacts:
         unproven: why an argument that is named as its batch is left as today, a phrase.
         imports: packages that take long to import, which its ranks were seen to import.
         threads: of a rank, as observed.
+        settings: today's values of what the hook can set in torch, by the knob's name.
         first_step_s: of the inspection, for the limits of probes; it is no part of the job.
     """
 
@@ -129,6 +130,7 @@ class ScriptFacts:
     unproven: str = ""
     imports: tuple[str, ...] = ()
     threads: int = 0
+    settings: Mapping[str, Any] = field(default_factory=dict)
     first_step_s: float = field(default=0.0, compare=False)
 
     @property

@@ -335,7 +335,7 @@ class ScriptJob(ScriptTraining, LaunchableJob):
         return bool(
             self.frame.reads
             or {"rank", "local_rank"} & {*self.placeholders}
-            or any(knob.live for knob in self.knobs)
+            or any(knob.live or knob.target[0] == "torch" for knob in self.knobs)
             or self.bare
             or self.frame.owner == "lightning"  # which is told the ranks that were started
             or switched
@@ -491,11 +491,16 @@ class ScriptJob(ScriptTraining, LaunchableJob):
         folder = str(Path(script.cwd).resolve())
         if (self.line, self.folder) != (script.line, folder):
             return None
-        added = [knob for knob in self.knobs if knob.name == THREADS and not script.knobs]
+        added = [knob for knob in self.knobs if self._is_added(knob, script)]
         declared = self.declares([*script.knobs, *added])
         if _ways(declared) != _ways(self):
             return None
         return replace(declared, steps=script.steps or self.steps, secrets=script.secrets)
+
+    def _is_added(self, knob: Knob, script: Script) -> bool:
+        if knob.name in {own.name for own in script.knobs}:
+            return False
+        return knob.target[0] == "torch" or (knob.name == THREADS and not script.knobs)
 
     def inspected_again(
         self, script: Script, ranks: int, launcher: Launcher | None
@@ -507,7 +512,8 @@ class ScriptJob(ScriptTraining, LaunchableJob):
             and (self.devices, self.launcher) == (ranks, launcher)
             and self.driver == script.framework_of_command
         )
-        declared = self.declares(script.knobs) if same else self
+        added = [knob for knob in self.knobs if self._is_added(knob, script)]
+        declared = self.declares([*script.knobs, *added]) if same else self
         if not same or _ways(declared) != _ways(self):
             return None
         return replace(declared, steps=script.steps or self.steps, secrets=script.secrets)

@@ -89,6 +89,13 @@ CASES = {
         lambda folder: script_job("train.py", folder, TORCH, ["env:NCCL_ALGO=Ring,Tree"]),
         *("NCCL_ALGO", "Tree", lambda start: start.env.get("NCCL_ALGO")),
     ),
+    "TorchSettings": Case(
+        lambda folder: script_job(
+            *("train.py", folder, replace(TORCH, settings={"num_workers": 0})),
+            ["torch:num_workers=0,2"],
+        ),
+        *("num_workers", 2, lambda start: start.options.get("torch")),
+    ),
     "BatchSplit": Case(
         lambda folder: script_job("train.py", folder, DEEPSPEED),
         *("micro_batch", 2, lambda start: start.options["micro_batch"]),

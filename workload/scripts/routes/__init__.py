@@ -9,7 +9,12 @@ from tuner.search_spaces.knobs import Value
 from tuner.workload.scripts.routes.base import SPLIT, Draft, KnobSupport, Route
 from tuner.workload.scripts.routes.batch_split import BatchSplit, today_by
 from tuner.workload.scripts.routes.deepspeed import DeepSpeedConfig
-from tuner.workload.scripts.routes.hook_routes import FrameworkArguments, HookValues, ModelSwitch
+from tuner.workload.scripts.routes.hook_routes import (
+    FrameworkArguments,
+    HookValues,
+    ModelSwitch,
+    TorchSettings,
+)
 from tuner.workload.scripts.routes.words import DriverKeys, KeyFiles, Placeholders, Variables
 from tuner.workload.scripts.script_training import ScriptTraining
 
@@ -18,7 +23,7 @@ MODEL_SWITCH = ModelSwitch()
 #: Routes that set a value each, in the order in which they answer for a knob and are applied.
 CARRIERS: tuple[Route, ...] = (
     *(Placeholders(), DriverKeys(), HookValues(), DeepSpeedConfig()),
-    *(FRAMEWORK_ARGUMENTS, MODEL_SWITCH, KeyFiles(), Variables()),
+    *(FRAMEWORK_ARGUMENTS, MODEL_SWITCH, KeyFiles(), Variables(), TorchSettings()),
 )
 BATCH_SPLIT = BatchSplit(CARRIERS)
 ROUTES: tuple[Route, ...] = (*CARRIERS, BATCH_SPLIT)

@@ -8,7 +8,7 @@ from typing import Any
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.knobs import KNOBS, Value
-from tuner.workload.scripts.declared_knobs import native_values
+from tuner.workload.scripts.declared_knobs import native_values, torch_settings
 from tuner.workload.scripts.routes.base import (
     ACCUMULATION,
     DEGREES,
@@ -57,6 +57,15 @@ class HookValues(Route):
             draft.options["live"] = {
                 knob.name: requested[knob.name] for knob in job.knobs if knob.live
             }
+
+
+class TorchSettings(Route):
+    """Settings of torch that the hook sets in whatever loader and optimizer a program makes."""
+
+    def apply(self, job: ScriptTraining, configuration: Configuration, draft: Draft) -> None:
+        """Have the hook set what differs from today's."""
+        if settings := torch_settings(configuration, job.knobs):
+            draft.options["torch"] = settings
 
 
 class FrameworkArguments(Route):

@@ -1,0 +1,222 @@
+"""Knobs that the hook sets in any program of torch: when they are added, how they are proven."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+from tests.support.scripts import CPU, script_job
+from tuner.problem.run_folder import RunFolder
+from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.knob_declarations import parse_knob
+from tuner.study.request import job_of_script
+from tuner.workload.node.machine import detect_cluster
+from tuner.workload.scripts.command import Script
+from tuner.workload.scripts.script_facts import ScriptFacts
+from tuner.workload.scripts.script_job import ScriptJob
+from tuner.workload.scripts.torch_knobs import settings_today, trains_otherwise, with_torch_knobs
+
+LOADER = {
+    "num_workers": 0,
+    "prefetch_factor": None,
+    "items": True,
+    "own_sampler": "",
+    "batch_on_device": False,
+}
+OPTIMIZER = {"kernel": "loop", "kernels": ["foreach", "fused"], "on_device": False}
+
+
+def facts(waited: float = 0.5, updated: float = 0.2, **changes: Any) -> dict[str, Any]:
+    groups = [
+        {
+            "drawn": [[0, 4, False]],
+            "passes": 1,
+            "shapes": [[4, 2]],
+            "loss": 1.0 - number / 10,
+            "took": 1.0,
+            "waited": waited,
+            "updated": updated,
+            "indices": [number],
+            "batches": [100 + number],
+        }
+        for number in range(4)
+    ]
+    seen = {"groups": groups, "loader": LOADER, "optimizer": OPTIMIZER, "reads_by": "number"}
+    return {**seen, **changes}
+
+
+def at(seen: Mapping[str, Any], **chosen: Any) -> dict[str, Any]:
+    """Return the facts of the same training with other settings."""
+    kernel = chosen.get("optimizer_kernel", "loop")
+    loader = {**seen["loader"], **{n: v for n, v in chosen.items() if n in LOADER}}
+    return {**seen, "loader": loader, "optimizer": {**seen["optimizer"], "kernel": kernel}}
+
+
+def job_of(folder: Path, seen: Mapping[str, Any]) -> ScriptJob:
+    frame = ScriptFacts(
+        kind="torch", micro_batch=4, accumulation=1, settings=settings_today(seen), threads=1
+    )
+    return replace(script_job("train.py", folder, frame), devices=1)
+
+
+def added(folder: Path, seen: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return the values of the knobs that are added where every launch trains the same."""
+    said: list[str] = []
+
+    def launch(job: ScriptJob, configuration: Configuration) -> Mapping[str, Any]:
+        return at(seen, **{k.name: configuration.get(k.name) for k in job.knobs})
+
+    job = with_torch_knobs(job_of(folder, seen), seen, launch, CPU, said.append)
+    return {knob.name: knob.values for knob in job.knobs}, said
+
+
+@pytest.fixture(autouse=True)
+def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+
+
+KERNELS = ("loop", "fused")
+
+
+@pytest.mark.parametrize(
+    ("seen", "expected"),
+    [
+        (facts(), {"num_workers": (0, 2, 4, 8), "optimizer_kernel": KERNELS}),
+        (facts(waited=0.01), {"optimizer_kernel": KERNELS}),
+        (facts(updated=0.01), {"num_workers": (0, 2, 4, 8)}),
+        (facts(waited=0.01, updated=0.01), {}),
+        (
+            facts(updated=0.0, loader={**LOADER, "num_workers": 3, "prefetch_factor": 2}),
+            {"num_workers": (2, 3, 4, 8), "prefetch_factor": (2, 8)},
+        ),
+        (facts(updated=0.0, loader={**LOADER, "items": False}), {}),
+        (facts(updated=0.0, loader={**LOADER, "own_sampler": "Mine"}), {}),
+        (facts(updated=0.0, loader={**LOADER, "batch_on_device": True}), {}),
+        (facts(waited=0.0, optimizer={}), {}),
+        (facts(waited=0.0, optimizer={"kernel": "foreach", "kernels": ["foreach"]}), {}),
+        ({"groups": []}, {}),
+    ],
+)
+def test_what_may_matter_is_added(
+    tmp_path: Path, seen: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    assert added(tmp_path, seen) == (expected, [])
+
+
+@pytest.mark.parametrize(
+    ("changes", "chosen", "why"),
+    [
+        ({}, {"num_workers": 2, "optimizer_kernel": "fused"}, ""),
+        ({"reads_by": ""}, {"num_workers": 2}, "a generator of its own"),
+        ({"reads_by": ""}, {"optimizer_kernel": "fused"}, ""),
+        ({"loader": LOADER}, {"num_workers": 2}, "sets it itself"),
+        ({"optimizer": OPTIMIZER}, {"optimizer_kernel": "fused"}, "sets it itself"),
+        ({"indices": [9]}, {"num_workers": 2}, "other samples"),
+        ({"batches": [9]}, {"num_workers": 2}, "its batches are others"),
+        ({"batches": [9], "reads_by": "random"}, {"num_workers": 2}, ""),
+        ({"batches": [9], "reads_by": "random", "loss": 2.0}, {"num_workers": 2}, "the losses"),
+        ({"batches": [9]}, {"optimizer_kernel": "fused"}, "its batches are others"),
+        ({"batches": [None]}, {"num_workers": 2}, "cannot be compared"),
+        ({"loss": 0.9}, {"optimizer_kernel": "fused"}, "more than rounding"),
+        ({"loss": None}, {"optimizer_kernel": "fused"}, "cannot be read"),
+        ({"drawn": [[0, 8, False]]}, {"optimizer_kernel": "fused"}, "8 samples x 1 passes"),
+    ],
+)
+def test_what_trains_otherwise_is_no_knob(
+    changes: dict[str, Any], chosen: dict[str, Any], why: str
+) -> None:
+    again = at(facts(), **chosen)
+    groups = [
+        {**group, **{n: v for n, v in changes.items() if n in group}} for group in again["groups"]
+    ]
+    whole = {name: value for name, value in changes.items() if name in again}
+    found = trains_otherwise(facts(), {**again, "groups": groups, **whole}, chosen)
+    assert (why in found) if why else found == ""
+
+
+def test_of_two_settings_that_do_not_train_the_same_the_other_is_kept(tmp_path: Path) -> None:
+    said, launches = [], 0
+
+    def launch(job: ScriptJob, configuration: Configuration) -> Mapping[str, Any] | str:
+        nonlocal launches
+        launches += 1
+        workers = configuration.get("num_workers")
+        assert (configuration.get("optimizer_kernel"), workers) != (None, None)
+        return "no memory" if workers else at(facts(), optimizer_kernel="fused")
+
+    job = with_torch_knobs(job_of(tmp_path, facts()), facts(), launch, CPU, said.append)
+    assert [knob.name for knob in job.knobs] == ["optimizer_kernel"]
+    assert launches == 3
+    assert said == [
+        "num_workers is left as today: with num_workers=2, it does not start (no memory)"
+    ]
+    start = job.start(job.baseline, tmp_path / "today")
+    assert "torch" not in start.options
+    other = Configuration(
+        Settings({**job.baseline.launch, "optimizer_kernel": "fused"}), Settings({})
+    )
+    assert job.start(other, tmp_path / "other").options["torch"] == {"optimizer_kernel": "fused"}
+    assert job.needs_hook
+
+
+def test_a_knob_of_torch_that_the_script_does_not_have_is_refused(tmp_path: Path) -> None:
+    job = job_of(tmp_path, facts(loader={}))
+    with pytest.raises(InputError, match="not seen to use"):
+        job.declares([parse_knob("torch:num_workers=0,2")])
+    with pytest.raises(InputError, match="optimizer_kernel"):
+        parse_knob("torch:seed=1,2")
+
+
+PROGRAM = """
+import random, sys, torch
+class Items(torch.utils.data.Dataset):
+    def __init__(self):
+        self.own = random.Random(0)
+    def __len__(self):
+        return 4096
+    def __getitem__(self, number):
+        for _ in range(300):
+            item = torch.full((8,), number / 4096)
+        {ADD}
+        return item
+torch.manual_seed(0)
+model = torch.nn.Linear(8, 8)
+optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+while True:
+    for x in torch.utils.data.DataLoader(Items(), 8, shuffle=True):
+        (model(x) - x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.real
+@pytest.mark.parametrize(
+    ("add", "found"),
+    [
+        ("pass", True),
+        ("item = item + 0.01 * random.random()", True),
+        ("item = item + 0.01 * self.own.random()", False),
+    ],
+)
+def test_workers_are_a_knob_of_a_program_that_waits_and_reads_alike(
+    tmp_path: Path, add: str, found: bool
+) -> None:
+    (tmp_path / "train.py").write_text(dedent(PROGRAM).replace("{ADD}", add))
+    job = job_of_script(
+        Script(f"{sys.executable} train.py", cwd=tmp_path),
+        replace(detect_cluster(), devices_per_node=2),
+        RunFolder(tmp_path / "run"),
+        address=None,
+        announce=lambda sentence: None,
+        adds_knobs=True,
+    )
+    assert ("num_workers" in {knob.name for knob in job.knobs}) is found

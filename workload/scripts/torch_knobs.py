@@ -1,0 +1,193 @@
+"""Knobs that the hook sets in any program of torch: a loader's workers, an optimizer's kernel.
+
+They are added to a search where the first steps show that they may matter: a program that hardly
+waits for its loader gains nothing by other workers. One launch with other values of all of them
+must then train the same batches to the same losses; what does not is left out, and said.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from tuner.search_spaces.cluster import Cluster
+from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.knob_declarations import Knob
+from tuner.search_spaces.knobs import Value
+from tuner.workload.scripts.evidence import batches_seen
+from tuner.workload.scripts.script_job import ScriptJob
+
+#: Launches a job under a configuration, and returns the facts of its first steps or, as a phrase,
+#: why there are none.
+Launch = Callable[[ScriptJob, Configuration], Mapping[str, Any] | str]
+
+#: Share of the first steps that a program waits for its loader, or updates its parameters, below
+#: which no setting of it is searched: it could save no more.
+WORTH = 0.05
+#: Losses of the same batches that differ by less, as a share of the largest, differ by rounding.
+_ROUNDING = 1e-3
+#: The same of other random numbers, in means over the steps.
+_OTHER_DRAWS = 0.3
+#: Processes beyond which a loader of one rank gains nothing on common nodes.
+_MOST_WORKERS = 16
+_OF_LOADER = ("num_workers", "prefetch_factor")
+
+
+def settings_today(facts: Mapping[str, Any]) -> dict[str, Value]:
+    """Return today's values of what the hook can set, by the name of the knob."""
+    loader, optimizer = facts.get("loader") or {}, facts.get("optimizer") or {}
+    found: dict[str, Value] = {}
+    if loader.get("items") and not loader.get("batch_on_device"):
+        found["num_workers"] = int(loader["num_workers"])
+        if loader["num_workers"]:
+            found["prefetch_factor"] = int(loader["prefetch_factor"] or 2)
+    if optimizer.get("kernel"):
+        found["optimizer_kernel"] = str(optimizer["kernel"])
+    return found
+
+
+def waits(facts: Mapping[str, Any]) -> dict[str, float]:
+    """Return the shares of the first steps that went by in the loader and in the optimizer."""
+    groups = [group for group in facts.get("groups", ())[1:] if group.get("took")]
+    took = sum(group["took"] for group in groups)
+    return {
+        name: sum(group.get(name, 0.0) for group in groups) / took if took else 0.0
+        for name in ("waited", "updated")
+    }
+
+
+def torch_knobs(job: ScriptJob, facts: Mapping[str, Any], cluster: Cluster) -> tuple[Knob, ...]:
+    """Return the knobs of torch that may matter for a script, which were not tried yet."""
+    share, today = waits(facts), job.frame.settings
+    loader = facts.get("loader") or {}
+    taken = {knob.name for knob in job.knobs}
+    found = []
+    workers = today.get("num_workers")
+    # Who reads by workers today has chosen that they draw ahead from a sampler of his own.
+    if workers == 0 and loader.get("own_sampler"):
+        workers = None
+    if share["waited"] >= WORTH and workers is not None:
+        cores = max(1, (os.cpu_count() or 1) // max(1, min(job.devices, cluster.devices_per_node)))
+        counts = {min(_MOST_WORKERS, max(1, cores >> halved)) for halved in range(3)}
+        found.append(_knob("num_workers", sorted({int(workers), *counts}), workers))
+        if ahead := today.get("prefetch_factor"):
+            found.append(_knob("prefetch_factor", [int(ahead), 4 * int(ahead)], ahead))
+    kernels = (facts.get("optimizer") or {}).get("kernels", ())
+    if "optimizer_kernel" in today and kernels:
+        best = kernels[-1]  # fused where there is one: it is never more launches than in lists
+        matters = cluster.device.is_gpu or share["updated"] >= WORTH
+        if matters and best != today["optimizer_kernel"]:
+            now = today["optimizer_kernel"]
+            found.append(_knob("optimizer_kernel", [now, best], now))
+    return tuple(knob for knob in found if knob.name not in taken and len(knob.values) > 1)
+
+
+def _knob(name: str, values: Sequence[Value], today: Value) -> Knob:
+    return Knob(name, tuple(values), baseline=today, how=f"torch:{name}")
+
+
+def with_torch_knobs(
+    job: ScriptJob,
+    facts: Mapping[str, Any],
+    launch: Launch,
+    cluster: Cluster,
+    announce: Callable[[str], None],
+) -> ScriptJob:
+    """Return the job with the knobs of torch of which one launch proves that it trains the same."""
+    knobs = torch_knobs(job, facts, cluster)
+    parts = [[knob for knob in knobs if (knob.name in _OF_LOADER) is of] for of in (True, False)]
+    parts = [part for part in parts if part]
+    if not parts:
+        return job
+    tried, why = _tried(job, facts, launch, knobs)
+    if why and len(parts) > 1:
+        for part in parts:
+            job, why = _tried(job, facts, launch, part)
+            if why:
+                announce(f"{_names(part)} left as today: {why}")
+        return job
+    if why:
+        announce(f"{_names(knobs)} left as today: {why}")
+    return tried
+
+
+def _names(knobs: Sequence[Knob]) -> str:
+    return f"{' and '.join(knob.name for knob in knobs)} {'are' if len(knobs) > 1 else 'is'}"
+
+
+def _tried(
+    job: ScriptJob, facts: Mapping[str, Any], launch: Launch, knobs: Sequence[Knob]
+) -> tuple[ScriptJob, str]:
+    """Return the job with the knobs and "", or without them and why."""
+    able = job.declares([*job.knobs, *knobs])
+    chosen = {knob.name: _other_value(knob) for knob in knobs}
+    launched = Configuration(Settings({**able.baseline.launch, **chosen}), able.baseline.live)
+    again = launch(able, launched)
+    why = f"it does not start ({again})" if isinstance(again, str) else ""
+    if not isinstance(again, str):
+        why = trains_otherwise(facts, again, chosen)
+    if why:
+        values = " and ".join(f"{name}={value}" for name, value in chosen.items())
+        return job, f"with {values}, {why}"
+    return able, ""
+
+
+def _other_value(knob: Knob) -> Value:
+    # Of workers two: with one alone a dataset's own generator would go on as today.
+    others = [value for value in knob.values if value != knob.baseline]
+    return 2 if knob.name == "num_workers" and 2 in others else others[-1]
+
+
+def trains_otherwise(
+    facts: Mapping[str, Any], again: Mapping[str, Any], chosen: Mapping[str, Value]
+) -> str:
+    """Return how a launch with other settings of torch trained otherwise, a phrase; "" if not.
+
+    Args:
+        facts: of the launch as it is today.
+        again: of the launch with the settings `chosen`.
+    """
+    set_there = {**(again.get("loader") or {}), **again.get("optimizer", {})}
+    set_there["optimizer_kernel"] = set_there.get("kernel")
+    if any(set_there.get(name) != value for name, value in chosen.items()):
+        return "the program sets it itself"
+    before, after = batches_seen(facts), batches_seen(again)
+    if (before.micro_batch, before.accumulation) != (after.micro_batch, after.accumulation):
+        seen = f"{after.micro_batch} samples x {after.accumulation} passes"
+        return f"a step is not as it was ({seen if after.micro_batch else after.how})"
+    reads = bool({*_OF_LOADER} & {*chosen})
+    if "num_workers" in chosen and not again.get("reads_by"):
+        return (
+            "its dataset keeps something from one item to the next (a generator of its own?), "
+            "which every worker would do by itself"
+        )
+    if _of_groups(facts, "indices") != _of_groups(again, "indices"):
+        return "it draws other samples, or in another order"
+    old, new = _of_groups(facts, "batches"), _of_groups(again, "batches")
+    if reads and None in (*old, *new):
+        return "its batches cannot be compared"
+    was, now = _losses(facts), _losses(again)
+    if not was or len(was) != len(now):
+        return "the loss cannot be read, so it is not known if it stays the same"
+    scale = max(map(abs, (*was, *now))) or 1.0
+    if old == new:
+        most = max(abs(one - other) for one, other in zip(was, now, strict=True))
+        if most > _ROUNDING * scale:
+            return f"a loss differs by {most / scale:.2g}, more than rounding does"
+    elif again.get("reads_by") != "random":
+        return "its batches are others"
+    elif abs(sum(was) - sum(now)) > _OTHER_DRAWS * len(was) * scale:
+        return f"the losses are {sum(now) / len(now):.4g} and not {sum(was) / len(was):.4g}"
+    return ""
+
+
+def _of_groups(facts: Mapping[str, Any], name: str) -> list[Any]:
+    return [each for group in facts.get("groups", ()) for each in group.get(name, ())]
+
+
+def _losses(facts: Mapping[str, Any]) -> list[float]:
+    found = [(group.get("loss"), group.get("scale", 1.0)) for group in facts.get("groups", ())]
+    if any(loss is None for loss, _ in found):
+        return []
+    return [loss / (scale or 1.0) for loss, scale in found]
