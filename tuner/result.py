@@ -27,7 +27,7 @@ _IN_JSON = (
     *("name", "run_dir", "front", "points", "best", "headline", "recommendation", "choice"),
     *("baseline", "spent", "steps", "limits", "request", "failures", "leave_one_out", "progress"),
     *("stopped", "stop_reason", "verification", "predicted", "attainment", "baseline_name"),
-    *("today", "about", "report", "plan", "micro_batch"),
+    *("today", "about", "report", "plan"),
 )
 
 

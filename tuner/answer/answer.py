@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.answer.configuration_names import named_configurations
 from tuner.answer.judge import Judge
-from tuner.answer.micro_batch import MicroBatchAdvice, is_searched, micro_batch_answer
 from tuner.answer.parts import (
     Attainment,
     Choice,
@@ -124,14 +123,6 @@ class Answer:
         if self.job is None:
             return None
         return self.job.today_facts(self.today_configuration)
-
-    @property
-    def micro_batch(self) -> MicroBatchAdvice | None:
-        """The fastest and the largest safe micro-batch; None unless space `micro-batch` was
-        searched."""
-        if self.job is None or not is_searched(self.about):
-            return None
-        return micro_batch_answer(self.judged, self.failures, self.job, self.cluster)
 
     @cached_property
     def recommendation(self) -> Recommendation | None:

@@ -47,7 +47,11 @@ SOCKET = Socket(
     "view",
     1,
     ("opening_lines", "answer_lines", "summary_lines", "write"),
-    {"plan": "tuner.planner.view:VIEW", "files": "tuner.deploy.answer_files:VIEW"},
+    {
+        "plan": "tuner.planner.view:VIEW",
+        "micro-batch": "tuner.comparison.micro_batch:VIEW",
+        "files": "tuner.deploy.answer_files:VIEW",
+    },
 )
 
 

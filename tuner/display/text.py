@@ -25,7 +25,6 @@ from tuner.display.advice import (
     prediction_lines,
 )
 from tuner.display.columns import TEXT, WITH_INTERVAL, Text, energy_columns
-from tuner.display.micro_batch_text import micro_batch_lines
 from tuner.display.view import View, failures_of, figure_texts
 from tuner.formatting import (
     Units,
@@ -296,8 +295,6 @@ def answer_lines(result: Answer) -> list[str]:
         return [nothing, *_failures(result), *stopped, *spent, *_next(result)]
     lines = [line for each in views() for line in each.opening_lines(result)]
     lines += _advice(result)
-    if (found := result.micro_batch) is not None:
-        lines += micro_batch_lines(found)
     if not result.choice.met:
         lines.append(result.choice.sentence)
     lines += [*_menu_lines(view), *_sharding_lines(result)]

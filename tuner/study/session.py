@@ -20,7 +20,6 @@ from threadpoolctl import threadpool_limits
 
 from tuner.answer.answer import Answer
 from tuner.answer.configuration_names import first_tries
-from tuner.answer.micro_batch import doublings, is_searched
 from tuner.answer.parts import Point
 from tuner.executors.base import Executor
 from tuner.formatting import varying_knobs
@@ -94,8 +93,6 @@ class Session:
         _check_sampler(request)
         _check_peaks(request.constraints, problem)
         self._first = first_tries(problem.candidates, request.try_first)
-        if not self._first and is_searched(problem.identity):
-            self._first = doublings(problem.candidates, problem.baseline)
         settings = request.search
         self._run, self._make_executor = run, make_executor
         self._notify = notify or (lambda event: None)
