@@ -37,9 +37,9 @@ from benchmarks.walk import Walk, figures_of_walk, walk_of_a_request
 LAYERS = (
     *("search_spaces", "workload", "models"),
     *("formatting", "pareto", "storage", "terminal"),
-    *("problem", "cluster", "executors", "search", "answer", "study"),
+    *("problem", "executors", "search", "answer", "study"),
     *("receipt", "online", "callbacks", "display", "result", "deploy", "api", "cli"),
-    *("comparison", "planner", "exchange", "dashboard", "testing"),
+    *("cluster", "simulated", "comparison", "planner", "exchange", "dashboard", "testing"),
 )
 #: Packages of `tuner.workload` from the ground up: each may import those before it.
 WORKLOAD_PARTS = ("records", "hook", "scripts", "program", "node")

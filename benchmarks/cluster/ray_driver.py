@@ -39,7 +39,7 @@ def rss_MiB() -> float:
 
 def simulated(job: TrainingJob, cluster: Cluster, run_dir: str) -> Runner:
     """The runner of every node."""
-    from tuner.models.simulated_cluster import SimulatedRunner
+    from tuner.simulated.runner import SimulatedRunner
 
     return SimulatedRunner(job, cluster)
 

@@ -18,10 +18,10 @@ import tuner
 from benchmarks.figures import Figure
 from tuner.executors.local import SimulatedExecutor
 from tuner.models.analytic.model import AnalyticModel
-from tuner.models.simulated_cluster import SimulatedRunner
 from tuner.problem.settings import SearchSettings
 from tuner.search_spaces.cluster import Cluster, load_cluster
 from tuner.search_spaces.job import TrainingJob, load_job
+from tuner.simulated.runner import SimulatedRunner
 from tuner.workload.records.probe import Continuation, ProbeRecord, ProbeRequest
 
 #: Job, cluster (of one node's probes) and number of probes.

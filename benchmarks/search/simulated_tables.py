@@ -23,12 +23,12 @@ import numpy as np
 from tuner.models.analytic.constants import Constants, constants_of
 from tuner.models.analytic.model import AnalyticModel
 from tuner.models.prior import Prediction
-from tuner.models.simulated_cluster import Conditions, SimulatedRunner
 from tuner.search_spaces.cluster import Cluster, load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import load_job
 from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.space import load_space
+from tuner.simulated.runner import Conditions, SimulatedRunner
 from tuner.workload.records.probe import ProbeRequest, WindowPolicy
 
 #: Job, cluster, space.

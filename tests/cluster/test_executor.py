@@ -152,7 +152,7 @@ def test_a_runner_that_only_computes_answers_many_at_once(
     executor: RayExecutor, tmp_path: Path
 ) -> None:
     """Parts of a node, as GPUs metered one by one would be; what is too many waits its turn."""
-    from tuner.models.simulated_cluster import SimulatedRunner
+    from tuner.simulated.runner import SimulatedRunner
 
     cluster = replace(detect_cluster(), devices_per_node=1)
     several = RayExecutor(

@@ -22,13 +22,12 @@ from tuner.cluster.flights import NO_NODE_S, SHORT_S, TOGETHER_S, Flight, Losses
 from tuner.cluster.head import Head
 from tuner.cluster.joining import POLL_S, JoinedRay
 from tuner.cluster.nodes import Leases, NodePool, Slot
-from tuner.executors.local import InlineExecutor
+from tuner.executors.local import InlineExecutor, run_safely
 from tuner.search.observations import Observations
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.job import load_job
 from tuner.search_spaces.space import Candidates
-from tuner.workload.node.agent import run_safely
 from tuner.workload.node.facts import NodeFacts
 from tuner.workload.node.platforms.base import GpuFacts
 from tuner.workload.records.probe import (

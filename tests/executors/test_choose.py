@@ -1,31 +1,72 @@
-"""Where probes run by default: one after the other on one node, on Ray elsewhere."""
+"""Where probes run: on one node by default, elsewhere by what is plugged into the socket."""
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tuner.cluster.joining import RayUnavailable
+from tests.support.entry_points import install_plugin
+from tests.support.studies import request
 from tuner.executors import choose
-from tuner.executors.choose import how_started, needs_ray, open_executor
+from tuner.executors.base import ExecutorKind, Opening
+from tuner.executors.choose import check_executor, how_started, open_executor
 from tuner.executors.local import InlineExecutor
-from tuner.search_spaces import load_cluster, load_job
+from tuner.search_spaces import load_cluster, load_job, plugins
 from tuner.search_spaces.errors import InputError
+from tuner.testing.executors import ExecutorContract
 from tuner.workload.node import facts
 from tuner.workload.node.facts import NodeFacts
 from tuner.workload.node.runner import LocalRunner
+from tuner.workload.records.probe import ProbeRequest
 
-SLOW = "The current node timed out during startup. This could happen because of load."
-CORES, GPUS = load_cluster("cpu-2"), replace(load_cluster("h100-32"), nodes=1)
+CORES = load_cluster("cpu-2")
+TWO_NODES = replace(CORES, nodes=2)
+PLUGIN = """
+from tests.support.studies import ModelRunner
+from tuner.executors.base import ExecutorKind, ExecutorUnavailable
+from tuner.executors.local import SimulatedExecutor
+
+class Kind(ExecutorKind):
+    PROTOCOL = 1
+    def is_default(self, cluster, address): return cluster.nodes == 2
+    def phrase(self, cluster, address): return "a queue of the site"
+    def open(self, opening): return SimulatedExecutor(ModelRunner())
+
+KIND = Kind()
+"""
 
 
-def too_slow(**options: Any) -> None:
-    raise Exception(SLOW)
+class TestShippedPlugin(ExecutorContract):
+    @pytest.fixture(autouse=True)
+    def _installed(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        plug_in(tmp_path, monkeypatch, PLUGIN)
+
+    def kind(self) -> ExecutorKind:
+        kind: ExecutorKind = choose.SOCKET.plugins["queue"]
+        return kind
+
+    def opening(self, run_dir: Path) -> Opening:
+        return opening(run_dir)
+
+    def request(self) -> ProbeRequest:
+        return request()
+
+
+def plug_in(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, source: str, *, name: str = "queue"
+) -> None:
+    (made := folder / "plug-in").mkdir()
+    group = "joulefront.executors"
+    install_plugin(made, monkeypatch, group, name, source, attribute="KIND")
+
+
+def opening(run_dir: Path, cluster: Any = CORES, said: list[str] | None = None) -> Opening:
+    return Opening(load_job("tiny-gpt"), cluster, run_dir, (said or []).append)
 
 
 @pytest.fixture
@@ -33,109 +74,136 @@ def not_prepared(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LocalRunner, "prepare", lambda runner: None)
 
 
-@pytest.fixture(params=["is not installed", "cannot be started: The current node timed out"])
-def unavailable(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, not_prepared: None
-) -> str:
-    if "installed" in request.param:
-        monkeypatch.setitem(sys.modules, "ray", None)
-    else:
-        monkeypatch.setattr(pytest.importorskip("ray"), "init", too_slow)
-    return str(request.param)
+@pytest.fixture
+def core_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Find no extra, as where their folders are deleted."""
+    found = plugins.shipped_module
+    monkeypatch.setattr(
+        plugins,
+        "shipped_module",
+        lambda name: None if name in ("tuner.cluster", "tuner.simulated") else found(name),
+    )
 
 
 @pytest.mark.usefixtures("not_prepared")
 def test_on_one_node_no_ray_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    notes: list[str] = []
-    made = open_executor(None, load_job("tiny-gpt"), CORES, run_dir=tmp_path, announce=notes.append)
+    said: list[str] = []
+    made = open_executor(None, opening(tmp_path, said=said))
     made.close()
     assert isinstance(made, InlineExecutor)
-    assert not [note for note in notes if "Ray" in note]
-
-
-def test_without_a_ray_probes_of_several_nodes_run_inline(unavailable: str, tmp_path: Path) -> None:
-    notes: list[str] = []
-    job, cluster = load_job("tiny-gpt"), replace(CORES, nodes=2)
-    made = open_executor(None, job, cluster, run_dir=tmp_path, announce=notes.append)
-    made.close()
-    assert isinstance(made, InlineExecutor)
-    assert next(note for note in notes if unavailable in note).endswith(
-        "so probes run inline, one at a time."
-    )
-
-
-@pytest.mark.parametrize(("name", "address"), [("ray", None), (None, "auto")])
-def test_a_ray_that_was_asked_for_is_an_error_where_there_is_none(
-    name: str | None, address: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(RayUnavailable, match=r"\[ray\].?, or run with"):
-        open_executor(
-            name,
-            load_job("tiny-gpt"),
-            CORES,
-            run_dir=tmp_path,
-            announce=lambda note: None,
-            address=address,
-        )
-
-
-def here(monkeypatch: pytest.MonkeyPatch, devices: int, *, gpus: bool = True) -> None:
-    machine = replace(GPUS if gpus else CORES, devices_per_node=devices)
-    monkeypatch.setattr(choose, "detect_cluster", lambda: machine)
-
-
-@pytest.mark.parametrize(
-    ("each", "machine", "expected"), [(8, 8, False), (4, 8, True), (5, 8, True), (8, 4, False)]
-)
-def test_parts_of_a_node_of_gpus_are_probed_beside_each_other(
-    each: int, machine: int, expected: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    here(monkeypatch, machine)
-    assert needs_ray(replace(GPUS, devices_per_node=each), None) == expected
-
-
-def test_some_cores_of_a_machine_are_probed_one_after_the_other(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    here(monkeypatch, 64, gpus=False)
-    assert not needs_ray(CORES, None)
-    assert not needs_ray(replace(GPUS, devices_per_node=4), None)  # of a machine of no GPUs
-    here(monkeypatch, 8)
-    assert not needs_ray(CORES, None)
-
-
-def test_a_machine_whose_gpus_do_not_answer_needs_no_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    def broken() -> None:
-        raise InputError("the GPUs of this machine cannot be asked")
-
-    monkeypatch.setattr(choose, "detect_cluster", broken)
-    assert not needs_ray(GPUS, None)
-
-
-@pytest.mark.parametrize("joined", [True, False])
-def test_a_program_that_has_joined_a_ray_stays_there(
-    joined: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ray = SimpleNamespace(is_initialized=lambda: joined)
-    monkeypatch.setitem(sys.modules, "ray", ray)
-    assert needs_ray(CORES, None) == joined
-
-
-def test_a_cluster_needs_ray() -> None:
-    assert needs_ray(replace(CORES, nodes=2), None)
-    assert needs_ray(CORES, "auto")
-
-
-def test_the_start_of_probes_is_described(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "ray", raising=False)
+    assert not [note for note in said if "Ray" in note]
     assert "one probe at a time" in how_started(None, CORES, None)
-    assert "one probe at a time" in how_started("inline", replace(CORES, nodes=2), None)
-    assert "of its own" in how_started("ray", CORES, None)
-    assert "of its own" in how_started(None, replace(CORES, nodes=2), None)
-    assert how_started(None, CORES, "auto") == "Ray, by joining auto"
+    assert "one probe at a time" in how_started("inline", TWO_NODES, None)
+
+
+@pytest.mark.usefixtures("core_alone", "not_prepared")
+def test_without_extras_one_node_is_tuned_and_the_rest_is_named(tmp_path: Path) -> None:
+    for cluster, expected in ((CORES, 0), (TWO_NODES, 1)):
+        notes: list[str] = []
+        asked = replace(opening(tmp_path, cluster), announce=notes.append)
+        made = open_executor(None, asked)
+        made.close()
+        assert isinstance(made, InlineExecutor)
+        assert sum("A probe on several nodes needs" in note for note in notes) == expected
+    for name in ("ray", "simulated"):
+        with pytest.raises(InputError, match=rf"the executor {name} needs a part of joulefront"):
+            check_executor(name)
+    check_executor("inline")
+
+
+def test_another_distribution_brings_an_executor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plug_in(tmp_path, monkeypatch, PLUGIN)
+    assert how_started("queue", CORES, None) == "a queue of the site"
+    # What is shipped is asked first.
+    assert "Ray" in how_started(None, TWO_NODES, None)
+    open_executor("queue", opening(tmp_path)).close()
+
+
+@pytest.mark.usefixtures("not_prepared")
+@pytest.mark.parametrize(
+    ("source", "name", "expected"),
+    [
+        ("KIND = object()", "queue", "it must have PROTOCOL = 1, not None"),
+        (
+            PLUGIN.replace("PROTOCOL = 1", "PROTOCOL = 2"),
+            "queue",
+            "it must have PROTOCOL = 1, not 2",
+        ),
+        ("class KIND:\n    PROTOCOL = 1", "queue", "is_default() and phrase() and open()"),
+        ("raise RuntimeError('no licence')", "queue", "RuntimeError: no licence"),
+        (PLUGIN, "ray", "the name 'ray' is taken"),
+        (PLUGIN, "inline", "the name 'inline' is taken"),
+    ],
+)
+def test_a_plug_in_that_cannot_be_used_is_named_and_one_node_works_without_it(
+    source: str, name: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plug_in(tmp_path, monkeypatch, source, name=name)
+    said: list[str] = []
+    made = open_executor(None, replace(opening(tmp_path), announce=said.append))
+    made.close()
+    assert isinstance(made, InlineExecutor)
+    (sentence,) = (each for each in said if "is left out" in each)
+    assert expected in sentence
+    assert name in sentence
+    if name == "queue":
+        with pytest.raises(InputError, match=r"unknown executor 'queue'.*is left out"):
+            check_executor("queue")
+
+
+@pytest.mark.usefixtures("not_prepared")
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        ("return SimulatedExecutor(ModelRunner())", "raise KeyError('x')", "open() failed (KeyErr"),
+        (
+            "return SimulatedExecutor(ModelRunner())",
+            "return 3",
+            "returned a int without meter",
+        ),
+        ("def open(self, opening)", "def open(self)", "open() failed (TypeError"),
+    ],
+)
+def test_a_plug_in_that_fails_where_it_is_asked_for_is_an_error_in_one_sentence(
+    before: str, after: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plug_in(tmp_path, monkeypatch, PLUGIN.replace(before, after))
+    with pytest.raises(InputError) as raised:
+        open_executor("queue", opening(tmp_path))
+    assert expected in str(raised.value)
+    assert "'queue'" in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.usefixtures("not_prepared")
+@pytest.mark.parametrize(
+    "after", ["raise OSError('gone')", "return open_nothing()", "raise SystemError()"]
+)
+def test_a_plug_in_that_fails_when_it_is_asked_by_default_is_passed_over(
+    after: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plug_in(tmp_path, monkeypatch, PLUGIN.replace("return cluster.nodes == 2", after))
+    said: list[str] = []
+    made = open_executor(None, replace(opening(tmp_path), announce=said.append))
+    made.close()
+    assert isinstance(made, InlineExecutor)
+    assert any("'queue' cannot be used: is_default() failed" in each for each in said)
+
+
+def test_predictions_start_nothing() -> None:
     assert "predictions" in how_started("simulated", CORES, None)
+    assert choose.predicts("simulated")
+    assert not choose.predicts(None)
+    assert not choose.predicts("inline")
+    assert not choose.predicts("ray")
+
+
+def test_an_unknown_executor_is_named_with_those_there_are() -> None:
+    with pytest.raises(InputError, match=r"'rya'.*inline, ray, simulated"):
+        check_executor("rya")
 
 
 @pytest.mark.usefixtures("not_prepared")
@@ -151,7 +219,6 @@ def test_a_node_that_others_use_is_refused(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(facts, "inspect_node", used)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     with pytest.raises(InputError, match="is not used: GPU 0 is used by process 7"):
-        open_executor(
-            None, load_job("tiny-gpt"), CORES, run_dir=tmp_path, announce=lambda note: None
-        )
+        open_executor(None, opening(tmp_path))
     assert seen == [""]  # what its GPUs do is no reason against its cores
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "1"

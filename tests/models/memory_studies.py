@@ -17,12 +17,12 @@ import optuna
 
 from tuner.executors.local import SimulatedExecutor
 from tuner.models.memory_margin import MEMORY_SPREAD
-from tuner.models.simulated_cluster import Conditions, SimulatedRunner
 from tuner.problem.problem import Problem
 from tuner.search.candidate_planner import CandidatePlanner
 from tuner.search.observations import Observations
 from tuner.search.planner import PlanningState
 from tuner.search_spaces.configuration import Settings
+from tuner.simulated.runner import Conditions, SimulatedRunner
 from tuner.workload.records.probe import Measurement, ProbeRecord, ProbeRequest
 
 

@@ -33,12 +33,12 @@ from tuner.models.scale_out import (
     ScaleOut,
     predictor,
 )
-from tuner.models.simulated_cluster import SimulatedRunner
 from tuner.planner.predict import forecast
 from tuner.search_spaces.cluster import Cluster, enlarged, load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InvalidValue
 from tuner.search_spaces.job import TrainingJob, load_job
+from tuner.simulated.runner import SimulatedRunner
 from tuner.workload.node.measure.statistics import Z90
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -318,11 +318,11 @@ def test_several_in_flight_never_repeat_one_another_and_save_time(options, tmp_p
 def test_the_search_reckons_with_what_launches_cost_here(table, options):
     """The launch's length is a guess until a probe has told; a slow cluster's are minutes."""
     from tests.support.studies import problem_of_job
-    from tuner.executors.choose import simulated_executor
-    from tuner.models.simulated_cluster import SimulatedRunner
+    from tuner.executors.choose import executor_of
+    from tuner.simulated.runner import SimulatedRunner
 
     problem = problem_of_job("opt-350m", "a100-8", "default", plan=True)
-    executor = simulated_executor(problem)
+    executor = executor_of("simulated", problem, options["runs_dir"], print)
     run_optimize(
         "opt-350m", cluster="a100-8", executor=executor, max_probes=8, verify=False, **options
     )

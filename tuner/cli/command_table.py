@@ -37,7 +37,7 @@ class Provider:
 SHIPPED = (
     Provider("tuner.cli.optimize", ("optimize", "replay")),
     Provider("tuner.planner.command", ("plan", "fit"), "planner"),
-    Provider("tuner.cli.demo", ("demo",), "simulated cluster"),
+    Provider("tuner.simulated.demo", ("demo",), "simulated cluster"),
     Provider("tuner.cli.runs", ("show", "choose", "runs")),
     Provider("tuner.exchange.command", ("import", "export"), "exchange of runs"),
     Provider("tuner.comparison.command", ("compare", "explain"), "comparison"),

@@ -151,11 +151,11 @@ def _request(
 
 def _doctor(args: argparse.Namespace) -> int:
     if args.ray is not None:
-        from tuner.cluster.joining import survey
+        from tuner.executors.choose import kind_named
         from tuner.workload.node.meters.base import own_meter
 
         with own_meter(args.meter):
-            seen = survey(args.ray, device_kind=args.device_kind)
+            seen = kind_named("ray").survey(args.ray, device_kind=args.device_kind)
         answer(args, seen.to_json(), seen.lines())
         return OK if seen.cluster is not None else FAILED
     from tuner.workload.node.facts import inspect_node

@@ -15,11 +15,11 @@ from typing import Any
 
 from tuner.cluster.multi_node import MultiNodeProbe
 from tuner.cluster.peer import Peer
+from tuner.executors.local import run_safely
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
-from tuner.workload.node.agent import run_safely
 from tuner.workload.node.facts import NodeFacts, inspect_node
 from tuner.workload.node.platforms import platform_of
 from tuner.workload.node.runner import LocalRunner

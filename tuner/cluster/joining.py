@@ -35,6 +35,7 @@ from tuner.cluster.security import (
     starting,
     strip_token,
 )
+from tuner.executors.base import ExecutorUnavailable
 from tuner.formatting import counted
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.errors import InputError, UnknownName
@@ -49,31 +50,18 @@ POLL_S = 120.0
 _LONGEST = 300
 
 
-class RayUnavailable(InputError):
-    """No Ray of its own can be started on this machine.
-
-    Args:
-        why: a clause that begins a sentence.
-        remedy: what to do about it, as an imperative.
-    """
-
-    def __init__(self, why: str, remedy: str) -> None:
-        super().__init__(f"{why}; {remedy}, or run with --executor inline")
-        self.why = why
-
-
 def import_ray() -> Any:
-    """Return the ray package; RayUnavailable if it is missing, or too old to require a token."""
+    """Return the package; ExecutorUnavailable if it is missing, or too old to require a token."""
     try:
         import ray
     except ImportError:
-        raise RayUnavailable("Ray is not installed", install_command("ray")) from None
+        raise ExecutorUnavailable("Ray is not installed", install_command("ray")) from None
     if not has_tokens():
         why = (
             f"Ray {ray.__version__} has no token authentication, so other users could run code "
             "through it"
         )
-        raise RayUnavailable(why, "install ray>=2.52")
+        raise ExecutorUnavailable(why, "install ray>=2.52")
     return ray
 
 
@@ -121,7 +109,7 @@ def join_ray(address: str | None, *, cpus: int | None = None) -> JoinedRay:
             if address is None:
                 first = words.splitlines()[0].rstrip(".")
                 why = f"Ray {ray.__version__} cannot be started: {first}"
-                raise RayUnavailable(why, "try again") from error
+                raise ExecutorUnavailable(why, "try again") from error
             # A mismatch of versions takes several lines.
             words = " ".join(words.split())[:_LONGEST]
             raise InputError(f"the Ray cluster at {address!r} cannot be joined: {words}") from error

@@ -1,119 +1,145 @@
-"""Executors by name: on a cluster, inline, or simulated."""
+"""Socket of executors: one node, inline, is core, and every other kind is an extra.
+
+Those of this package stand in the table of `SOCKET`, which is read without importing them; another
+distribution brings one by an entry point of the group `joulefront.executors`, an object of a class
+derived from `tuner.executors.base.ExecutorKind`. `tuner.testing.executors` has its contract.
+"""
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-from tuner.executors.base import Executor
-from tuner.executors.local import Announce, LocalNode, SimulatedExecutor
+from tuner.executors.base import (
+    Announce,
+    Executor,
+    ExecutorKind,
+    ExecutorUnavailable,
+    Node,
+    Opening,
+)
+from tuner.executors.local import INLINE
 from tuner.problem.problem import Problem
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.errors import InputError, UnknownName
-from tuner.search_spaces.job import TrainingJob
-from tuner.workload.node.machine import detect_cluster
+from tuner.search_spaces.plugins import Socket, not_installed
 
-if TYPE_CHECKING:
-    from tuner.cluster.executor import RayExecutor
+SOCKET = Socket(
+    *("joulefront.executors", "executor", 1, ("is_default", "phrase", "open")),
+    {
+        "ray": "tuner.cluster:KIND",
+        "inline": "tuner.executors.local:INLINE",
+        "simulated": "tuner.simulated:KIND",
+    },
+)
 
-EXECUTORS = ("ray", "inline", "simulated")
+
+def kind_named(name: str) -> ExecutorKind:
+    """Return a kind of executor.
+
+    Raises:
+        InputError: there is none of that name, or this installation leaves its extra out.
+    """
+    if name in SOCKET.shipped:
+        if (found := SOCKET.part(name)) is None:
+            raise not_installed(f"the executor {name}")
+        return found
+    if name in SOCKET.plugins:
+        return _Plugin(name, SOCKET.plugins[name])
+    faults = "".join(f"; {sentence}" for sentence in SOCKET.left_out)
+    known = (*SOCKET.shipped, *SOCKET.plugins)
+    raise InputError(f"{UnknownName('executor', name, known)}{faults}")
+
+
+class _Plugin(ExecutorKind):
+    """A kind of another distribution, whose failures are sentences."""
+
+    def __init__(self, name: str, kind: Any) -> None:
+        self._name, self._kind = name, kind
+        self.measures = bool(getattr(kind, "measures", True))
+
+    def _asked(self, method: str, *arguments: Any, **named: Any) -> Any:
+        try:
+            return getattr(self._kind, method)(*arguments, **named)
+        except InputError:
+            raise
+        except Exception as error:
+            raise InputError(
+                f"the executor {self._name!r} cannot be used: {method}() failed "
+                f"({type(error).__name__}: {str(error)[:200]})"
+            ) from error
+
+    def is_default(self, cluster: Cluster, address: str | None) -> bool:
+        return bool(self._asked("is_default", cluster, address))
+
+    def phrase(self, cluster: Cluster, address: str | None) -> str:
+        return str(self._asked("phrase", cluster, address))
+
+    def open(self, opening: Opening) -> Executor:
+        made = self._asked("open", opening)
+        if not isinstance(made, Executor):
+            lacks = [name for name in _MEMBERS if not hasattr(made, name)]
+            raise InputError(
+                f"the executor {self._name!r} cannot be used: open() returned a "
+                f"{type(made).__name__} without {', '.join(lacks)}"
+            )
+        return made
+
+
+_MEMBERS = ("meter", "capacity", "in_flight", "submit", "wait", "now_s", "close")
 
 
 def check_executor(name: str | Executor | None) -> None:
-    """Raise UnknownName if there is no executor of that name."""
-    if isinstance(name, str) and name not in EXECUTORS:
-        raise UnknownName("executor", name, EXECUTORS)
+    """Raise InputError if there is no executor of that name here."""
+    if isinstance(name, str):
+        kind_named(name)
 
 
-def needs_ray(cluster: Cluster, address: str | None) -> bool:
-    """Return True if probes run on several nodes or beside each other on parts of this one.
+def predicts(name: str | Executor | None) -> bool:
+    """Return whether the records of an executor are predictions."""
+    return isinstance(name, str) and not kind_named(name).measures
 
-    Otherwise one runs after the other, since a node's energy and cores belong to one probe.
-    """
-    ray = sys.modules.get("ray")
-    joined = ray is not None and ray.is_initialized()  # by the user's program
-    if address is not None or joined or cluster.nodes > 1:
-        return True
-    if not cluster.device.is_gpu:
-        return False
-    with contextlib.suppress(InputError):
-        here = detect_cluster()
-        return here.device.is_gpu and here.devices_per_node > cluster.devices_per_node
-    return False
+
+def _default(cluster: Cluster, address: str | None, announce: Announce) -> ExecutorKind:
+    for name in (*SOCKET.shipped, *SOCKET.plugins):
+        if name in SOCKET.plugins or SOCKET.part(name) is not None:
+            try:
+                if (kind := kind_named(name)).is_default(cluster, address):
+                    return kind
+            except InputError as error:  # of a plug-in: the others go on without it
+                announce(f"{error}.")
+    if cluster.nodes > 1:
+        announce(
+            f"{not_installed('A probe on several nodes')}; so probes run inline, one at a time."
+        )
+    return INLINE
 
 
 def how_started(name: str | Executor | None, cluster: Cluster, address: str | None) -> str:
     """Return how the executor of that name starts probes, as a phrase."""
-    if name == "simulated":
-        return "nothing: probes are predictions of the models"
-    if name != "ray" and (name is not None or not needs_ray(cluster, address)):
-        return "processes of this machine, one probe at a time"
-    return f"Ray, by joining {address}" if address else "a Ray of its own, on loopback only"
+    if name is not None and not isinstance(name, str):
+        return INLINE.phrase(cluster, address)
+    kind = kind_named(name) if name else _default(cluster, address, lambda sentence: None)
+    return kind.phrase(cluster, address)
 
 
-def simulated_executor(problem: Problem, *, seed: int = 0) -> SimulatedExecutor:
-    """Return a simulated cluster, which runs as many probes as its nodes hold of the baseline."""
-    from tuner.models.simulated_cluster import AS_PREDICTED, SimulatedRunner
+def open_executor(name: str | None, opening: Opening) -> Executor:
+    """Return a prepared executor.
 
-    job, cluster = _measured(problem)
-    ranks = problem.baseline.world_size
-    capacity = max(1, cluster.nodes // -(-ranks // cluster.devices_per_node))
-    runner = SimulatedRunner(job, cluster, seed=seed, conditions=AS_PREDICTED)
-    return SimulatedExecutor(runner, capacity=capacity)
-
-
-def _measured(problem: Problem) -> tuple[TrainingJob, Cluster]:
-    assert problem.job is not None
-    assert problem.cluster is not None
-    return problem.job, problem.cluster
-
-
-def open_executor(
-    name: str | None,
-    job: TrainingJob,
-    cluster: Cluster,
-    *,
-    run_dir: Path,
-    announce: Announce,
-    address: str | None = None,
-    node: LocalNode | None = None,
-) -> Executor:
-    """Return a prepared executor that measures; inline on `node`, if that is given.
-
-    By default it is Ray where `needs_ray`, and inline elsewhere, or where this machine can start no
-    Ray and no address is given.
+    By default it is of the first kind that says that it is, and inline elsewhere, or where this
+    machine can open none of that kind and no address is given.
     """
-    if name == "ray" or (name is None and needs_ray(cluster, address)):
-        from tuner.cluster.executor import RayExecutor
-        from tuner.cluster.joining import RayUnavailable
-
-        if node is not None:  # its agents open their own meters
-            node.close()
-        try:
-            made = RayExecutor(job, cluster, run_dir=run_dir, announce=announce, address=address)
-        except RayUnavailable as error:
-            if name or address:
-                raise
-            announce(f"{error.why}, so probes run inline, one at a time.")
-        else:
-            return _prepared(made)
-    here = node or LocalNode()
+    announce = opening.announce
+    for sentence in SOCKET.left_out:
+        announce(f"{sentence[:1].upper()}{sentence[1:]}.")
+    kind = kind_named(name) if name else _default(opening.cluster, opening.address, announce)
     try:
-        return here.executor(job, cluster, run_dir=run_dir, announce=announce)
-    except BaseException:
-        here.close()
-        raise
-
-
-def _prepared(made: RayExecutor) -> RayExecutor:
-    try:
-        made.prepare()
-    except BaseException:
-        made.close()
-        raise
-    return made
+        return kind.open(opening)
+    except ExecutorUnavailable as error:
+        if name or opening.address:
+            raise
+        announce(f"{error.why}, so probes run inline, one at a time.")
+    return INLINE.open(opening)
 
 
 def executor_of(
@@ -124,14 +150,13 @@ def executor_of(
     *,
     seed: int = 0,
     address: str | None = None,
-    node: LocalNode | None = None,
+    node: Node | None = None,
 ) -> Executor:
-    """Return the executor that a study's request means, inline on `node`, if that is given."""
+    """Return the executor that a study's request means."""
     if name is not None and not isinstance(name, str):
         return name
-    if name == "simulated":
-        return simulated_executor(problem, seed=seed)
-    job, cluster = _measured(problem)
-    return open_executor(
-        name, job, cluster, run_dir=run_dir, announce=announce, address=address, node=node
-    )
+    assert problem.job is not None
+    assert problem.cluster is not None
+    ranks = problem.baseline.world_size
+    opening = Opening(problem.job, problem.cluster, run_dir, announce, address, ranks, seed, node)
+    return open_executor(name, opening)

@@ -6,22 +6,64 @@ import heapq
 import math
 import os
 import time
+import traceback
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from tuner.executors.base import Announce, Executor, ExecutorKind, Opening
 from tuner.search_spaces.cluster import Cluster
+from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
-from tuner.workload.node.agent import run_safely
-from tuner.workload.records.probe import Continuation, ProbeRecord, ProbeRequest, Runner, extended
+from tuner.workload.records.probe import (
+    Continuation,
+    Failure,
+    Measurement,
+    ProbeRecord,
+    ProbeRequest,
+    Runner,
+    extended,
+)
+from tuner.workload.records.trace import partial_record, save_partial
 
 if TYPE_CHECKING:
     from tuner.workload.node.runner import LocalRunner
 
-Announce = Callable[[str], None]
+
+def run_safely(
+    runner: Runner,
+    request: ProbeRequest,
+    keep_in: str | Path | None = None,
+    *,
+    next_settings: Continuation | None = None,
+) -> ProbeRecord:
+    """Run one probe; an exception becomes a failed record. It is kept in `keep_in`."""
+    partial = ProbeRecord(request, (), runner.meter)
+
+    def keep_and_continue(
+        longer: ProbeRequest, measurements: Sequence[Measurement]
+    ) -> Sequence[Settings]:
+        nonlocal partial
+        partial = partial_record(longer, measurements, runner.meter)
+        save_partial(keep_in, partial)
+        return next_settings(longer, measurements) if next_settings is not None else ()
+
+    try:
+        if next_settings is None or not request.extendable:
+            record = runner.run(request)
+        else:
+            record = runner.run_interactive(request, keep_and_continue)
+    except InputError as error:
+        record = replace(partial, failure=Failure("refused", str(error)))
+    except Exception as error:
+        kind = type(error).__name__
+        failure = Failure("crash", f"the runner raised {kind}: {error}", traceback.format_exc())
+        record = replace(partial, failure=failure)
+    save_partial(keep_in, record)
+    return record
 
 
 class InlineExecutor:
@@ -110,6 +152,28 @@ class LocalNode:
         if self._runner is not None:
             self._runner.close()
             self._runner = None
+
+
+class Inline(ExecutorKind):
+    """The executor of one node: one probe after the other, as processes of this machine."""
+
+    PROTOCOL = 1
+
+    def phrase(self, cluster: Cluster, address: str | None) -> str:
+        return "processes of this machine, one probe at a time"
+
+    def open(self, opening: Opening) -> Executor:
+        here = opening.node or LocalNode()
+        try:
+            return here.executor(
+                opening.job, opening.cluster, run_dir=opening.run_dir, announce=opening.announce
+            )
+        except BaseException:
+            here.close()
+            raise
+
+
+INLINE = Inline()
 
 
 @dataclass(order=True)

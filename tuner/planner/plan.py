@@ -39,7 +39,6 @@ from tuner.models.analytic.model_error import (
     known_error_lines,
     most_informative,
 )
-from tuner.models.simulated_cluster import simulated_meter
 from tuner.pareto import knee, probability_nondominated
 from tuner.planner.correction import Correction
 from tuner.planner.evaluate import Evaluation, evaluate
@@ -56,6 +55,7 @@ from tuner.search_spaces.model_facts import facts_of
 from tuner.search_spaces.safe_files import read_bytes, write_text
 from tuner.search_spaces.space import SearchSpace
 from tuner.search_spaces.typed_json import read_fields, strict_json
+from tuner.simulated.runner import simulated_meter
 from tuner.workload.records.probe import Basis
 
 #: Joint draws: the standard error of a probability is at most 0.022.

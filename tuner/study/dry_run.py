@@ -14,9 +14,8 @@ from typing import Any
 
 from tuner.executors.choose import how_started
 from tuner.formatting import counted, duration, energy_text, label
-from tuner.models.simulated_cluster import Conditions
 from tuner.problem.from_job import cluster_of
-from tuner.problem.problem import Problem
+from tuner.problem.problem import GpuLaunch, Problem
 from tuner.problem.run_folder import RunFolder, new_name
 from tuner.problem.settings import LEAST_LAUNCHES, SearchSettings
 from tuner.search_spaces.knobs import KNOBS
@@ -105,8 +104,7 @@ def _launch(
 ) -> tuple[float, float, float | None]:
     """Return seconds and kilojoules of one probe, and kilojoules of the training (None if unknown).
 
-    A launch on GPUs takes what the simulated cluster charges
-    (`tuner.models.simulated_cluster.Conditions`), one on a CPU what `REAL_COST` says of the
+    A launch on GPUs takes what `GpuLaunch` says, one on a CPU what `REAL_COST` says of the
     built-in program.
     """
     assert problem.prior is not None
@@ -116,7 +114,7 @@ def _launch(
     cost = problem.cost
     launch_s, launch_power = cost.launch_s, cost.launch_power
     if problem.cluster.device.is_gpu:
-        c = Conditions()
+        c = GpuLaunch()
         ranks = problem.baseline.world_size
         launch_s = c.launch_s + c.launch_each_s * math.log2(ranks) + c.warm_up_steps * step_s
         launch_s += float(figures.memory_bytes[0]) / c.load_Bps

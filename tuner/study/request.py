@@ -147,7 +147,9 @@ class StudyRequest(JobRequest):
     @property
     def simulated(self) -> bool:
         """True if the models answer the probes."""
-        return self.executor == "simulated"
+        from tuner.executors.choose import predicts
+
+        return predicts(self.executor)
 
     def checked(self, notify: Notify | None, *, starts: bool = True) -> StudyRequest:
         """Return the request with its knobs, and the cluster and the executor that it means.
@@ -163,7 +165,7 @@ class StudyRequest(JobRequest):
         check_executor(self.executor)
         if self.meter is not None and self.simulated:
             raise InputError(
-                f"executor simulated measures nothing; leave the meter {self.meter!r} out"
+                f"executor {self.executor} measures nothing; leave the meter {self.meter!r} out"
             )
         if self.knobs:
             return self.declaring_knobs().checked(notify, starts=starts)
@@ -172,7 +174,7 @@ class StudyRequest(JobRequest):
             cluster, executor = self._on_cluster(notify, starts), "ray"
         if executor is None and (device := device_elsewhere(cluster)) is not None:
             raise InputError(self._elsewhere(device))
-        simulated = executor == "simulated"
+        simulated = self.simulated
         if self.script is not None:
             if simulated:
                 raise InputError("a script is really run, not simulated; choose another executor")
@@ -239,7 +241,7 @@ class StudyRequest(JobRequest):
         return problem, run, request
 
     def _on_cluster(self, notify: Notify | None, starts: bool) -> Cluster:
-        from tuner.cluster.joining import survey
+        from tuner.executors.choose import kind_named
         from tuner.problem.from_job import cluster_of
         from tuner.problem.study_spec import parse_cluster
 
@@ -258,7 +260,7 @@ class StudyRequest(JobRequest):
                 )
             return named
         announce = _announcing(notify)
-        seen = survey(
+        seen = kind_named("ray").survey(
             self.ray_address, device_kind=self.device_kind, starts=starts, announce=announce
         )
         if seen.cluster is None:
@@ -454,16 +456,19 @@ def _launched_here(
 def _launched_on_cluster(
     job: ScriptJob, cluster: Cluster, run: RunFolder, announce: Announce, address: str
 ) -> Iterator[RunProbe]:
+    from tuner.executors.base import Opening
     from tuner.executors.choose import open_executor
 
-    opened = partial(open_executor, "ray", run_dir=run.path, announce=announce, address=address)
-    executor = opened(job, cluster)
+    def opened(of: ScriptJob) -> Executor:
+        return open_executor("ray", Opening(of, cluster, run.path, announce, address))
+
+    executor = opened(job)
 
     def run_probe(of: ScriptJob, request: ProbeRequest) -> ProbeRecord:
         nonlocal executor, job
         if of is not job:  # its agents have their job from the start
             executor.close()
-            executor, job = opened(of, cluster), of
+            executor, job = opened(of), of
         executor.submit(request)
         record = executor.wait()
         assert record is not None  # one is in flight

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.support.studies import METER, record, request
-from tuner.cli.demo import PROBES, Pace
 from tuner.cli.main import main
 from tuner.search_spaces.configuration import Settings
+from tuner.simulated.demo import PROBES, Pace
 from tuner.study.callbacks import Progress
 
 
@@ -61,7 +61,7 @@ def test_the_clock_of_the_view_is_the_simulated_one() -> None:
 def test_it_says_that_nothing_was_measured_and_ends_with_its_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tuner.cli.demo.PROBES", 3)
+    monkeypatch.setattr("tuner.simulated.demo.PROBES", 3)
     assert main(["demo", "--runs-dir", str(tmp_path)]) == 0
     out, err = capsys.readouterr()
     assert out.startswith(

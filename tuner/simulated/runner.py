@@ -16,6 +16,7 @@ import numpy as np
 
 from tuner.models.analytic.model import AnalyticModel
 from tuner.models.prior import Prior
+from tuner.problem.problem import GpuLaunch
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import UnknownName
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Conditions:
+class Conditions(GpuLaunch):
     """Deviations of the simulated cluster from the models; all zero for the models themselves."""
 
     # time_noise, power_noise: relative standard deviation of one window (time 0.02 to 0.2 %, power
@@ -53,14 +54,6 @@ class Conditions:
     first_window: float = 0.01
     warm_up: float = 0.02  # largest share by which power rises as devices warm (leakage).
     warm_up_s: float = 60.0
-    launch_s: float = 20.0
-    launch_each_s: float = 3.0
-    # bytes per second at which a rank initializes its states: drawn and cast on the device, and
-    # broadcast to the ranks that share them by DeepSpeed, at the speed of a network link of 400
-    # Gbit/s.
-    load_Bps: float = 50e9
-    launch_power: float = 0.35
-    warm_up_steps: int = 3
     crash_rate: float = 0.0
     # relative standard deviation between the models and this cluster, drawn once per launch setting
     # for time, half of it for power: the error that a search corrects. Zero for planning, which

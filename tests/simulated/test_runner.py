@@ -4,23 +4,41 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.studies import run_optimize as optimize
 from tuner.api import load_result
+from tuner.executors.base import ExecutorKind, Opening
 from tuner.executors.local import SimulatedExecutor
 from tuner.models.analytic.model import AnalyticModel
-from tuner.models.simulated_cluster import Conditions, SimulatedRunner
 from tuner.search_spaces.cluster import Cluster, load_cluster
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import UnknownName
 from tuner.search_spaces.job import load_job
+from tuner.simulated import KIND
+from tuner.simulated.runner import Conditions, SimulatedRunner
+from tuner.testing.executors import ExecutorContract
 from tuner.workload.records.probe import ProbeRecord, ProbeRequest, Runner
 
 JOB = load_job("opt-350m")
 CLUSTER = load_cluster("gh200-32")
+
+
+class TestSimulated(ExecutorContract):
+    def kind(self) -> ExecutorKind:
+        return KIND
+
+    def opening(self, run_dir: Path) -> Opening:
+        return Opening(JOB, CLUSTER, run_dir, print, ranks=8)
+
+    def request(self) -> ProbeRequest:
+        launch = Configuration.of({"data_parallel": 8, "micro_batch": 2}).launch
+        return ProbeRequest("p0001", launch, (Settings(),), time_limit_s=1000)
+
+
 QUIET = Conditions(
     time_noise=0, power_noise=0, step_noise=0, first_window=0, warm_up=0, crash_rate=0
 )
