@@ -84,6 +84,29 @@ def test_gpus_that_cannot_be_asked_are_one_sentence(twin_node: Callable[..., Twi
         open_node_meter()
 
 
+@pytest.mark.parametrize("kind", ["a pipe", "20,000 files"])
+def test_what_a_program_leaves_to_be_counted_takes_no_time_or_energy(
+    user: UserFolder, kind: str
+) -> None:
+    left = {
+        "a pipe": "os.mkfifo(f'{folder}/1-1.0')",
+        "20,000 files": (
+            "now, facts = time.monotonic(), dict(rank=0, world=1, pid=1, parent=1, words=['x'])\n"
+            "for n in range(20000):\n"
+            "    data = struct.pack('=5d', 5, now, now, 1, 1) + json.dumps(facts).encode()\n"
+            "    open(f'{folder}/{n}', 'wb').write(data)"
+        ),
+    }
+    lines = ["import json, os, struct, time", "folder = os.environ['JOULEFRONT_ATTACH']"]
+    lines += [left[kind], "print(time.clock_gettime(time.CLOCK_MONOTONIC))"]
+    (user.path / "leaves.py").write_text("\n".join(lines))
+    done = user.measure(sys.executable, "leaves.py")
+    ended_s = float(done.out) - done.receipt["began_monotonic_s"]
+    assert done.code == 0
+    assert done.receipt["time_s"] < ended_s + 1.5
+    assert done.receipt["steps"] <= 5 * 4096
+
+
 def test_a_meter_that_fails_leaves_the_command_alone(user: UserFolder) -> None:
     (user.path / "own.py").write_text(FAILS)
     failed = "until grep -q unplug[g]ed energy.json; do kill -USR1 $PPID; sleep 0.1; done"

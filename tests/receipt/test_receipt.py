@@ -81,14 +81,33 @@ FACTS = {"rank": 0, "world": 1, "pid": 5, "parent": 1, "words": ["a"]}
         HEAD.pack(2, 5.0, 4.0, 0.0, 0.0) + json.dumps(FACTS).encode(),
         HEAD.pack(2, 4.0, 5.0, 0.0, 0.0) + b"[]",
         HEAD.pack(2, 4.0, 5.0, 0.0, 0.0) + json.dumps({**FACTS, "rank": None}).encode(),
+        HEAD.pack(1e300, 4.0, 5.0, 0.0, 0.0) + json.dumps(FACTS).encode(),
+        HEAD.pack(2, 0.5, 5.0, 0.0, 0.0) + json.dumps(FACTS).encode(),  # before the start
+        HEAD.pack(2, 4.0, 1e12, 0.0, 0.0) + json.dumps(FACTS).encode(),  # in the future
+        HEAD.pack(2, 4.0, 5.0, 0.0, 0.0) + json.dumps({**FACTS, "world": 10**30}).encode(),
+        HEAD.pack(2, 4.0, 5.0, 0.0, 0.0) + json.dumps({**FACTS, "rank": 1}).encode(),
+        HEAD.pack(2, 4.0, 5.0, 0.0, 0.0) + json.dumps({**FACTS, "words": [5]}).encode(),
     ],
 )
 def test_a_file_without_counts_is_left_out(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "odd").write_bytes(data)
     (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "link").symlink_to("/dev/zero")
     good = HEAD.pack(2, 4.0, 5.0, 16.0, 8.0) + json.dumps(FACTS).encode()
     (tmp_path / "good").write_bytes(good)
-    assert [count.steps for count in read_counts(tmp_path)] == [2]
+    assert [count.steps for count in read_counts(tmp_path, began_s=1.0)] == [2]
+
+
+def test_of_many_files_of_counts_the_newest_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tuner.receipt.receipt._MOST_FILES", 3)
+    for number in range(9):
+        data = HEAD.pack(number + 1, 4.0, 5.0, 16.0, 8.0) + json.dumps(FACTS).encode()
+        (tmp_path / f"f{number}").write_bytes(data)
+        os.utime(tmp_path / f"f{number}", (number, number))
+    assert {count.steps for count in read_counts(tmp_path)} == {7, 8, 9}
 
 
 # ---- energy and devices

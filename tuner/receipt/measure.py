@@ -258,6 +258,8 @@ def left_running(variable: str, value: str) -> list[tuple[int, list[str]]]:
 
 #: Time between two readings of the meter and the counts, and between two writes, seconds.
 POLL_S, WRITE_S = 1.0, 5.0
+#: Reading counts may take this long while the command runs, whose end is seen late by it, seconds.
+COUNTING_S = 0.2
 #: Most of a core that looking may take, of a command with thousands of trainings or a slow meter.
 MOST_SHARE = 0.02
 #: Time in which helpers of an ended command end, too, seconds.
@@ -352,15 +354,30 @@ class _Account:
         self._trainings: list[Training] = []
         self.notes: list[str] = []
         self._problem = ""
+        self._began_s = time.monotonic()
         opened = meter.boundary(opens=True)
         self._started = datetime.now().astimezone().isoformat(timespec="seconds")
         self.curve = EnergyCurve(opened)
         self._devices = DeviceTotals(opened.time_s, is_gpu=meter.info.tells_clocks)
 
     def poll(self, *, last: bool = False) -> None:
-        """Read counts and meter; the last reading is that of the moment of this call."""
+        """Read meter and counts.
+
+        The last reading is that of the moment of this call: what the program left to be counted
+        takes no time or energy of its own.
+        """
+        if last:
+            self._read_meter(last=True)
         with contextlib.suppress(OSError):  # the folder was removed: what was counted stays
-            self._trainings = trainings_of(read_counts(self._counts))
+            limit_s = math.inf if last else COUNTING_S
+            counts = read_counts(self._counts, self._began_s, limit_s=limit_s)
+            self._trainings = trainings_of(counts)
+        if not last:
+            self._read_meter()
+        moments = {t for each in self._trainings for t in (each.lead.first_s, each.lead.last_s)}
+        self.curve.forget(moments)
+
+    def _read_meter(self, *, last: bool = False) -> None:
         if self._problem:
             return
         try:
@@ -373,8 +390,6 @@ class _Account:
                 f"The meter failed {self.curve.time_s:.0f} s after the start, and energy is "
                 f"counted until then: {cause}"
             )
-        moments = {t for each in self._trainings for t in (each.lead.first_s, each.lead.last_s)}
-        self.curve.forget(moments)
 
     def receipt(
         self, state: Literal["running", "ended"] = "running", status: int | None = None

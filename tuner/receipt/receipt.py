@@ -9,6 +9,8 @@ accounting, the receipt is a comment on the job (`sacct -o Comment`).
 from __future__ import annotations
 
 import contextlib
+import heapq
+import itertools
 import json
 import math
 import os
@@ -22,9 +24,11 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from tuner.formatting import number
+from tuner.search_spaces.safe_files import read_bytes
+from tuner.search_spaces.typed_json import has_shape
 from tuner.workload.hook.tally import HEAD
 from tuner.workload.node.host import busy_ticks
 from tuner.workload.node.meters import Reading
@@ -166,6 +170,8 @@ class _CoreUse:
 
 #: The most that is read of a file of counts, which takes some kilobytes.
 _MAX_BYTES = 2**20
+#: Files of counts that are looked at, and read; ranks of a group.
+_MOST_SEEN, _MOST_FILES, _MOST_RANKS = 2**17, 4096, 2**20
 
 
 @dataclass(frozen=True)
@@ -187,29 +193,50 @@ class RankCount:
     first_samples: float
 
 
-def _read(path: Path) -> RankCount:
-    with path.open("rb") as file:
-        data = file.read(_MAX_BYTES)
+class _Facts(TypedDict):
+    rank: int
+    world: int
+    pid: int
+    parent: int
+    words: list[str]
+
+
+def _read(path: str, began_s: float) -> RankCount:
+    data = read_bytes(path, _MAX_BYTES)
     steps, first_s, last_s, samples, first_samples = HEAD.unpack_from(data)
     facts = json.loads(data[HEAD.size :])
-    if not (steps >= 1 and math.isfinite(first_s) and first_s <= last_s < math.inf):
+    if not (1 <= steps < 2**53 and began_s <= first_s <= last_s <= time.monotonic()):
         raise ValueError(f"{path} holds no step")
-    rank, world, pid, parent = (int(facts[key]) for key in ("rank", "world", "pid", "parent"))
-    words = tuple(map(str, facts["words"]))
+    if not has_shape(facts, _Facts) or not 0 <= facts["rank"] < facts["world"] <= _MOST_RANKS:
+        raise ValueError(f"{path} holds no rank")
+    rank, world, pid, parent = (facts[key] for key in ("rank", "world", "pid", "parent"))
+    words = tuple(facts["words"])
     return RankCount(
         *(rank, world, pid, parent, words, int(steps), first_s, last_s, samples, first_samples)
     )
 
 
-def read_counts(folder: Path) -> list[RankCount]:
-    """Return the counts of the processes that have stepped, by their first step."""
-    counts = []
-    for path in folder.iterdir():
-        # A file that is being written, or that the program wrote, holds no counts.
-        with contextlib.suppress(
-            OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError, struct.error
-        ):
-            counts.append(_read(path))
+def read_counts(
+    folder: Path, began_s: float = 0.0, *, limit_s: float = math.inf
+) -> list[RankCount]:
+    """Return the counts of the processes that have stepped, by their first step.
+
+    Of many files the newest, and those that are read within `limit_s`. The program may write here,
+    too, or while this reads: what holds no counts of steps since `began_s` (CLOCK_MONOTONIC) is
+    left out.
+    """
+    until_s = time.monotonic() + limit_s
+    counts, times_s = [], dict[str, float]()
+    for entry in itertools.islice(os.scandir(folder), _MOST_SEEN):
+        with contextlib.suppress(OSError):
+            times_s[entry.path] = entry.stat(follow_symlinks=False).st_mtime
+        if time.monotonic() > until_s:
+            break
+    for path in heapq.nlargest(_MOST_FILES, times_s, key=times_s.__getitem__):
+        if time.monotonic() > until_s:
+            break
+        with contextlib.suppress(OSError, ValueError, RecursionError, struct.error):
+            counts.append(_read(path, began_s))
     return sorted(counts, key=lambda count: (count.first_s, count.rank))
 
 
