@@ -47,6 +47,12 @@ class Socket:
         found = shipped_module(module)
         return getattr(found, attribute) if found is not None and attribute else found
 
+    def needed(self, name: str, what: str) -> Any:
+        """Return what is shipped under a name; InputError, by `what` needs it, if it is missing."""
+        if (part := self.part(name)) is None:
+            raise not_installed(what)
+        return part
+
     @property
     def parts(self) -> list[Any]:
         """What is shipped and installed here, in the order of the table."""

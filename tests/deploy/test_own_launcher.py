@@ -18,8 +18,7 @@ from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.knob_declarations import Knob
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.inspection import blank_job
-from tuner.workload.scripts.launchers import Launcher
-from tuner.workload.scripts.script_facts import ScriptFacts
+from tuner.workload.scripts.script_facts import Launcher, ScriptFacts
 from tuner.workload.scripts.script_job import ScriptJob
 
 GPU = Cluster(

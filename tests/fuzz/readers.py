@@ -379,7 +379,7 @@ def _launches(folder: Path) -> Try:
 def _vendors(folder: Path) -> Try:
     import shlex
 
-    from tuner.workload.scripts.launchers.kinds import read_command
+    from tuner.workload.scripts.command import read_command
 
     make_program(folder)
 

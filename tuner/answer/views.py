@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from tuner.search_spaces.plugins import Socket, not_installed
+from tuner.search_spaces.plugins import Socket
 from tuner.workload.records.probe import ProbeRecord
 
 if TYPE_CHECKING:
@@ -102,6 +102,4 @@ def view_named(name: str) -> Any:
     Raises:
         InputError: this installation leaves its extra out.
     """
-    if (found := SOCKET.part(name)) is None:
-        raise not_installed(f"a {name}")
-    return found
+    return SOCKET.needed(name, f"a {name}")

@@ -281,10 +281,12 @@ def add_script(parser: argparse.ArgumentParser) -> None:
 
 def script_of(args: argparse.Namespace) -> Script | None:
     """Return the user's script, which may be a job script; None if the command names none."""
+    from tuner.workload.scripts import SOCKET
     from tuner.workload.scripts.command import Script
-    from tuner.workload.scripts.job_script import is_job_script
 
-    if args.script is None and getattr(args, "job", None) and is_job_script(Path(args.job)):
+    jobs = SOCKET.part("job script")
+    named = jobs is not None and args.script is None and getattr(args, "job", None)
+    if named and jobs.is_job_script(Path(args.job)):
         args.script, args.job = shlex.quote(args.job), None
     if args.script is not None:
         return made_of_options(args, Script, command=args.script)

@@ -38,8 +38,8 @@ from tuner.search_spaces.typed_json import one_line
 from tuner.workload.hook import loopback
 from tuner.workload.program.built_in_job import OFFLOAD_RULE, OwnProgram, launchable
 from tuner.workload.program.ops import extensions_dir
-from tuner.workload.scripts.launchers.secrets import hidden, shell_words
 from tuner.workload.scripts.launchers.slurm import ON_EACH_NODE
+from tuner.workload.scripts.secrets import hidden, shell_words
 
 #: Configuration, job, and cluster to start it on (None: all ranks on this machine).
 Launch = tuple[Configuration, TrainingJob, Cluster | None]

@@ -23,8 +23,8 @@ from tuner.search_spaces.typed_json import one_line
 from tuner.workload.scripts.command import Start
 from tuner.workload.scripts.declared_knobs import export_words
 from tuner.workload.scripts.job import LaunchableJob
-from tuner.workload.scripts.launchers import is_srun, kind_of, with_tasks
-from tuner.workload.scripts.launchers.secrets import shell_line
+from tuner.workload.scripts.launchers import kind_of, with_tasks
+from tuner.workload.scripts.secrets import is_srun, shell_line
 
 #: Options and variables in which launchers take the number of the node that they are started on.
 _RANKS = "--node-rank, --node_rank, --machine_rank or NODE_RANK, if the command has one"

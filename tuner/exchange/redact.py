@@ -17,7 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from tuner.workload.scripts.launchers import LAUNCHER_WORDS
-from tuner.workload.scripts.launchers.secrets import KNOWN_TOKEN, SECRET_WORD, is_public
+from tuner.workload.scripts.secrets import KNOWN_TOKEN, SECRET_WORD, is_public
 
 #: What `Redactor` does, for help texts and for the file itself.
 REDACTION = (

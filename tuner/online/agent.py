@@ -51,8 +51,8 @@ from tuner.workload.node.meters.base import device_states
 from tuner.workload.node.platforms import platform_of
 from tuner.workload.node.platforms.base import Platform
 from tuner.workload.node.rank_server import control_socket
-from tuner.workload.scripts.command import Script
-from tuner.workload.scripts.launchers import kind_of, read_command
+from tuner.workload.scripts.command import Script, read_command
+from tuner.workload.scripts.launchers import kind_of
 
 #: Time between two looks at devices and processes, and between two judgements, seconds.
 POLL_S, JUDGE_S = 1.0, 10.0
@@ -259,7 +259,7 @@ def watched(words: Sequence[str], cwd: Path) -> tuple[list[str], dict[str, str]]
     prefix, assigned = [sys.executable], {}
     if launcher is not None:
         kind = kind_of(launcher)
-        if launcher.nodes > 1 or (kind and (kind.numbers_tasks or not kind.takes_hook)):
+        if launcher.nodes > 1 or (kind and (launcher.numbers_tasks or not kind.takes_hook)):
             subject = f"{launcher.nodes} nodes" if launcher.nodes > 1 else launcher.kind
             raise InputError(
                 f"--tune cannot tune a job of {subject}: name a plain script, or one started by "

@@ -54,7 +54,7 @@ from tuner.workload.node.meters.base import opener_of
 from tuner.workload.node.meters.nvml import NvmlMeter
 from tuner.workload.node.platforms import platform_of
 from tuner.workload.node.platforms.nvidia import Nvidia
-from tuner.workload.scripts.launchers.secrets import hidden
+from tuner.workload.scripts.secrets import hidden
 
 #: Signals that end or advise a command, and are passed on.
 PASSED_ON = frozenset(

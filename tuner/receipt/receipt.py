@@ -34,7 +34,7 @@ from tuner.workload.node.host import busy_ticks
 from tuner.workload.node.meters import Reading
 from tuner.workload.node.meters.base import device_states
 from tuner.workload.records.probe import MeterInfo, PowerSample
-from tuner.workload.scripts.launchers.secrets import hidden
+from tuner.workload.scripts.secrets import hidden
 
 #: Readings that are kept: a moment that lies further back has been asked for before.
 _KEPT = 600

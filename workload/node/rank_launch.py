@@ -45,9 +45,8 @@ from tuner.workload.scripts.command import Start
 from tuner.workload.scripts.declared_knobs import read_at_start
 from tuner.workload.scripts.job import LaunchableJob
 from tuner.workload.scripts.last_words import explained_exit
-from tuner.workload.scripts.launchers import kind_of
-from tuner.workload.scripts.launchers.secrets import revealed
 from tuner.workload.scripts.script_facts import LINES
+from tuner.workload.scripts.secrets import revealed
 
 LOG_TAIL_LINES = 20
 #: Folder of what loads the hook into each Python below a command.
@@ -247,17 +246,20 @@ class RankLaunch:
 
     def _inherited_env(self, node_rank: int) -> dict[str, str]:
         launcher = self.job.launcher
-        kind = kind_of(launcher) if launcher is not None else None
+        numbered = launcher is not None and launcher.numbers_tasks
         env = {
             name: text
             for name, text in self.node.server.env.items()
-            if not _TASK.fullmatch(name)
-            and ((kind and kind.numbers_tasks) or not _SLURM_TASK.fullmatch(name))
+            if not _TASK.fullmatch(name) and (numbered or not _SLURM_TASK.fullmatch(name))
         }
         if "NODE_RANK" in env:
             env["NODE_RANK"] = str(node_rank)
         # By this variable of torchrun's, Lightning and others recognise ranks that were started.
-        return env if kind else {**env, "TORCHELASTIC_RUN_ID": "joulefront"}
+        return (
+            env
+            if launcher is not None and launcher.kind
+            else {**env, "TORCHELASTIC_RUN_ID": "joulefront"}
+        )
 
     def _rank_env(self, rank: int, world: int, place: Place, own: int = 0) -> Mapping[str, str]:
         each = max(place.ranks, 1)

@@ -24,7 +24,7 @@ from tuner.workload.scripts.command import Script, Start
 from tuner.workload.scripts.declared_knobs import environment, program_knobs
 from tuner.workload.scripts.deepspeed_config import render_deepspeed_config, training_arguments
 from tuner.workload.scripts.job import LaunchableJob
-from tuner.workload.scripts.launchers.secrets import revealed
+from tuner.workload.scripts.secrets import revealed
 
 #: The binding of the built-in program's ranks under offload: each has cores of its own, of those
 #: nearest to its GPU, and its memory is allocated there because it runs there.

@@ -6,6 +6,7 @@ today's value. `Script` is what the user names, `Start` what the ranks of one co
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import re
 import shlex
@@ -16,21 +17,21 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
+from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.search_spaces.knob_declarations import Knob
 from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.options import check_options, option
+from tuner.search_spaces.plugins import not_installed
 from tuner.search_spaces.typed_json import whole_number
+from tuner.workload.scripts import SOCKET
 from tuner.workload.scripts.frameworks.bound_driver import Bound
 from tuner.workload.scripts.frameworks.keys import recognised, source_of
-from tuner.workload.scripts.job_script import JobScript
-from tuner.workload.scripts.launchers import Launcher, read_command
-from tuner.workload.scripts.launchers.kinds import assignments, require_visible_devices
-from tuner.workload.scripts.launchers.secrets import hidden, revealed
 from tuner.workload.scripts.observation import Observation
-from tuner.workload.scripts.script_facts import LAUNCH, PLACEHOLDER
+from tuner.workload.scripts.script_facts import ASSIGNMENT, LAUNCH, PLACEHOLDER, Launcher
+from tuner.workload.scripts.secrets import hidden, revealed
 
 #: What a command may hold beside the launch knobs. The last three differ from rank to rank.
 _EXTRA = ("gradient_accumulation", "deepspeed_config", "world_size", "rank", "local_rank")
@@ -46,6 +47,7 @@ _FRAMEWORKS = {
 
 #: Placeholder in a line for the shell, in which `${NAME}` is a variable.
 _PLACED = re.compile(rf"(?<!\$){PLACEHOLDER.pattern}")
+PYTHON = re.compile(r"python[\d.]*")
 _IMPORTS = re.compile(r"^\s*(?:import|from)\s+(\w+)", re.M)
 #: `"RANK" in os.environ`, `os.environ.get("RANK")`, `os.getenv("RANK", -1)`.
 _HAS_RANK = re.compile(
@@ -77,6 +79,99 @@ def _source(words: Sequence[str], cwd: str | Path) -> str:
 def filled(word: str, values: Mapping[str, str]) -> str:
     """Return the word with the placeholders in `values` filled in."""
     return PLACEHOLDER.sub(lambda found: values.get(found[1], found[0]), word)
+
+
+def assignments(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
+    """Split off the variables in front of a command; InputError if `env` has an option."""
+    rest = list(words)
+    if rest and Path(rest[0]).name == "env":
+        rest = rest[1:]
+        if rest and rest[0].startswith("-"):
+            raise InputError(f"env {rest[0]} is not read; write NAME=VALUE before the command")
+    assigned = {}
+    while rest and (found := ASSIGNMENT.fullmatch(rest[0])):
+        assigned[found[1]] = found[2]
+        rest = rest[1:]
+    return assigned, rest
+
+
+def without_python(words: Sequence[str]) -> tuple[str, ...]:
+    """Return a command without its leading Python."""
+    rest = list(words)
+    while rest and PYTHON.fullmatch(Path(rest[0]).name):
+        rest = rest[1:]
+        while rest and rest[0] in ("-u", "-B", "-O"):
+            rest = rest[1:]
+    return tuple(rest)
+
+
+def read_command(words: Sequence[str], cwd: Path) -> tuple[tuple[str, ...], Launcher | None]:
+    """Return the words that each rank runs, without the interpreter, and the launcher if any."""
+    assigned, rest = assignments(words)
+    require_visible_devices(assigned)
+    script, launcher = read_words(rest, cwd, {**os.environ, **assigned})
+    if launcher is None:
+        if not assigned:
+            return script, None
+        launcher = Launcher("", (), script)
+    return script, replace(launcher, env={**assigned, **launcher.env}, assigned=assigned)
+
+
+def read_words(
+    words: Sequence[str], cwd: Path, environment: Mapping[str, str]
+) -> tuple[tuple[str, ...], Launcher | None]:
+    """Return the same of a command without variables in front.
+
+    A command that a package installs is its module: `litgpt pretrain` is started as
+    `python -m litgpt pretrain`.
+    """
+    if (launchers := SOCKET.part("launchers")) is not None:
+        found: tuple[tuple[str, ...], Launcher] | None = launchers.launched(words, cwd, environment)
+        if found is not None:
+            return found
+    bare = without_python(words)
+    return (_as_module(bare, cwd) if len(bare) == len(words) else bare), None
+
+
+def _as_module(words: Sequence[str], cwd: Path) -> tuple[str, ...]:
+    name = words[0] if words else ""
+    if not re.fullmatch(r"[\w.-]+", name) or name.startswith("-") or (cwd / name).is_file():
+        return tuple(words)
+    (*_, entry) = (None, *importlib.metadata.entry_points(group="console_scripts", name=name))
+    if entry is None:
+        return tuple(words)
+    return ("-m", entry.module.removesuffix(".__main__"), *words[1:])
+
+
+def require_visible_devices(variables: Mapping[str, str]) -> None:
+    """Raise InputError if the variables of a command hide GPUs that the meter would count."""
+    if (visible := variables.get("CUDA_VISIBLE_DEVICES")) is not None:
+        raise InputError(
+            "CUDA_VISIBLE_DEVICES goes before tuner, whose meter must see the same GPUs: "
+            f"CUDA_VISIBLE_DEVICES={visible} tuner ..."
+        )
+
+
+class ShellScript(Protocol):
+    """Script of the shell that a command starts; `command` is the line that runs it here."""
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def command(self) -> str: ...
+
+    def lines(self) -> list[str]:
+        """Return its lines; none if it cannot be read."""
+        ...
+
+    def differences(self, cluster: Cluster) -> str:
+        """Return how what it asks for differs from the machines here, one sentence, or ""."""
+        ...
+
+    def ran(self, log: Path, ranks_began_s: float, first_step_s: float) -> str:
+        """Return which of its lines started the ranks, a sentence, or "" if that is unknown."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -134,6 +229,8 @@ class Script:
         elif Path(words[0]).name in ("bash", "sh", "zsh", "dash") or words[0].endswith(".sh"):
             raise InputError("shell scripts are not read: give the python or torchrun line in it")
         elif not (self.cwd / words[0]).is_file():
+            if SOCKET.part("launchers") is None and shutil.which(words[0]):
+                raise not_installed(f"reading the launcher {words[0]!r}")
             raise InputError(f"there is no script {words[0]!r} in {self.cwd}")
         self._check_placeholders(" ".join(words))
         return words
@@ -269,9 +366,12 @@ class Script:
         return line
 
     @cached_property
-    def job_script(self) -> JobScript | None:
+    def job_script(self) -> ShellScript | None:
         """The script of the shell that the command starts, or None."""
-        return None if self._for_shell else JobScript.of(self._kept[0], Path(self.cwd))
+        if self._for_shell or (reader := SOCKET.part("job script")) is None:
+            return None
+        found: ShellScript | None = reader.JobScript.of(self._kept[0], Path(self.cwd))
+        return found
 
     @property
     def _file(self) -> Path | None:

@@ -2,7 +2,8 @@
 
 The order of trust: what the command says, what an engine or framework was told, what the counts of
 the first steps show (`tuner.workload.hook.counting`). What they leave open, or contradict, is
-unknown; where the user is one of the sources, a contradiction is refused. Nothing is guessed.
+unknown; where the user is one of the sources, a contradiction is refused. Nothing is guessed. Two
+launches train the same if their samples, losses and optimizer settings do (`differs`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,14 @@ from tuner.workload.hook import micro_batches
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.script_facts import ScriptFacts
 from tuner.workload.scripts.script_job import ScriptJob
+
+#: Optimizer settings that differ by less are equal.
+_SAME = 0.02
+#: Mean losses of the same samples that differ by less are equal, and by more are not, however much
+#: they scatter from step to step. A loss over the negatives of a batch changes by ln 2 / ln N.
+_SAME_LOSS, _OTHER_LOSS = 0.05, 0.15
+#: The same on other ranks, whose samples are others: a sum for a mean doubles it.
+_SAME_LOSS_OF_OTHERS = 0.3
 
 
 @dataclass(frozen=True)
@@ -269,3 +278,79 @@ def _all_read_the_same(blank: ScriptJob, facts: Mapping[str, Any]) -> bool:
     digests = facts.get("first_batches", ())
     complete = None not in digests and len(digests) == blank.devices
     return complete and blank.baseline.data_parallel > 1 and len({*digests}) == 1
+
+
+def difference(job: ScriptJob, facts: Mapping[str, Any], again: Mapping[str, Any]) -> str:
+    """Return how a launch trained otherwise than another one with the same words, or ""."""
+    counted, seen = batches_seen(facts), batches_seen(again)
+    parts = (counted.micro_batch, seen.micro_batch), (counted.accumulation, seen.accumulation)
+    if any(one and other and one != other for one, other in parts):  # 0 is not known
+        return (
+            f"train {seen.micro_batch} samples x {seen.accumulation} backward passes and not "
+            f"{counted.micro_batch} x {counted.accumulation}"
+        )
+    split = job.frame.micro_batch, job.frame.accumulation
+    if not _losses(facts) or not _losses(again):
+        return ""
+    why = differs(facts, split, again, seen, same_samples=True)
+    return f"train something else: {why}" if why else ""
+
+
+def differs(
+    facts: Mapping[str, Any],
+    split: tuple[int, int],
+    seen: Mapping[str, Any],
+    counted: BatchCount,
+    *,
+    same_samples: bool,
+) -> str:
+    """Return how a launch with another split trained otherwise than one with `split`, or "".
+
+    Args:
+        split: micro-batch and accumulation of the launch with the facts.
+        seen: facts of the other launch, whose batches were `counted`.
+        same_samples: it read the same samples.
+    """
+    before, after = _settings(facts), _settings(seen)
+    for old, new in zip(before, after, strict=False):
+        if abs(old - new) > _SAME * max(abs(old), abs(new)):
+            return f"a setting of the optimizer is {new:g} and not {old:g}"
+    for was, now in zip(facts.get("samples", ()), seen.get("samples", ()), strict=False):
+        if was is not None and now is not None and was != now:
+            return f"a dataset holds {now:,} samples and not {was:,}"
+    old_losses, new_losses = _losses(facts), _losses(seen)
+    if not old_losses or not new_losses:
+        return "the loss cannot be read, so it is not known if it stays the same"
+    old, new = (sum(each) / len(each) for each in (old_losses, new_losses))
+    scatter = (max(old_losses) - min(old_losses)) / (abs(old) or 1.0)
+    allowed = min(_OTHER_LOSS, max(_SAME_LOSS, scatter)) if same_samples else _SAME_LOSS_OF_OTHERS
+    if counted.micro_batch != split[0] and not same_samples:
+        allowed = min(allowed, max(_OTHER_LOSS, scatter))
+    if abs(old - new) <= allowed * abs(old):
+        return ""
+    change = f"the losses of a step add up to {new:.4g} and not {old:.4g}"
+    micro_batch, accumulation = split
+    same_split = (counted.micro_batch, counted.accumulation) == (micro_batch, accumulation)
+    if same_split or not accumulation or not counted.accumulation:  # 0 is not known
+        return f"{change} (does it set no seed?)"
+    ratio = new / old if old else 0.0
+    passes = counted.accumulation / accumulation
+    if passes != 1 and abs(ratio / passes - 1) < _OTHER_LOSS:
+        return f"{change}: the script does not divide them by the accumulation"
+    return (
+        f"{change}, so they depend on the split "
+        "(the batch's own negatives? a sum that is not divided by the accumulation?)"
+    )
+
+
+def _settings(facts: Mapping[str, Any]) -> list[float]:
+    return [number for step in facts.get("rates", ()) for number in step]
+
+
+def _losses(facts: Mapping[str, Any]) -> list[float]:
+    found_text = [(g.get("loss"), g.get("scale", 1.0)) for g in facts.get("groups", ())[1:]]
+    return (
+        []
+        if any(loss is None for loss, _ in found_text)
+        else [loss / scale for loss, scale in found_text]
+    )

@@ -30,17 +30,19 @@ from tuner.workload.records.probe import (
     ProbeRecord,
     ProbeRequest,
 )
+from tuner.workload.scripts import SOCKET
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.evidence import seen_today
 from tuner.workload.scripts.last_words import last_words, quoted
-from tuner.workload.scripts.launchers import Launcher
-from tuner.workload.scripts.proving import proven
-from tuner.workload.scripts.script_facts import LAUNCH, OFFLOADS, ScriptFacts
+from tuner.workload.scripts.script_facts import LAUNCH, OFFLOADS, Launcher, ScriptFacts
 from tuner.workload.scripts.script_job import ScriptJob
 from tuner.workload.scripts.torch_knobs import settings_today, with_torch_knobs
 
 #: Runs one probe of a job.
 RunProbe = Callable[[ScriptJob, ProbeRequest], ProbeRecord]
+#: Starts the script of a job under a configuration, and returns the facts of its first steps or, as
+#: a phrase, why there are none.
+Inspect = Callable[[ScriptJob, Configuration], Mapping[str, Any] | str]
 Announce = Callable[[str], None]
 
 #: Lengths that differ by less are equal: steps of an epoch are rounded.
@@ -89,6 +91,22 @@ def inspect_script(
     if adds_knobs:
         found = with_torch_knobs(found, facts, inspect.of_torch, cluster, announce)
     announce_today(found, announce, before=job)
+    return found
+
+
+def proven(
+    job: ScriptJob, facts: Mapping[str, Any], inspect: Inspect, *, devices: int
+) -> ScriptJob:
+    """Return the job with the arguments that are proven to carry its batch, where that is tried.
+
+    Args:
+        facts: of the unchanged launch.
+        inspect: launches the script otherwise.
+        devices: of a node.
+    """
+    if (proof := SOCKET.part("proof")) is None:
+        return job
+    found: ScriptJob = proof.proven(job, facts, inspect, devices=devices)
     return found
 
 

@@ -20,8 +20,8 @@ from tuner.search_spaces.knobs import Value
 from tuner.search_spaces.space import SearchSpace
 from tuner.workload.scripts.command import Script, Start
 from tuner.workload.scripts.frameworks.driver import Driver
-from tuner.workload.scripts.launchers.secrets import require
 from tuner.workload.scripts.script_facts import Launcher
+from tuner.workload.scripts.secrets import require
 
 
 class Job(Protocol):

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from tuner.workload.hook.attachment import program_words
-from tuner.workload.scripts.launchers.secrets import hidden
 from tuner.workload.scripts.script_facts import PLACEHOLDER, Launcher
+from tuner.workload.scripts.secrets import hidden
 
 #: Variables by which launchers number ranks, and what they depend on: an agent sets its own.
 _NUMBERS = re.compile(

@@ -15,7 +15,7 @@ from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.errors import InputError
 from tuner.workload.records.probe import INSPECTIONS
 from tuner.workload.scripts.command import Script
-from tuner.workload.scripts.evidence import batches_seen
+from tuner.workload.scripts.evidence import batches_seen, difference
 from tuner.workload.scripts.inspection import (
     Announce,
     LaunchInspector,
@@ -26,10 +26,10 @@ from tuner.workload.scripts.inspection import (
     blank_job,
     inspection_request,
     job_of_facts,
+    proven,
     require_steps,
 )
 from tuner.workload.scripts.observation import Observation
-from tuner.workload.scripts.proving import difference, proven
 from tuner.workload.scripts.script_facts import LINES
 from tuner.workload.scripts.script_job import ScriptJob
 from tuner.workload.scripts.torch_knobs import with_torch_knobs

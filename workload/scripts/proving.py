@@ -9,7 +9,7 @@ command. What does not is left alone, and said.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -18,21 +18,9 @@ from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.workload.hook import halved
 from tuner.workload.hook.attachment import first_argument
 from tuner.workload.hook.source import ACCUMULATION, BATCH
-from tuner.workload.scripts.evidence import BatchCount, batches_seen
+from tuner.workload.scripts.evidence import batches_seen, differs
+from tuner.workload.scripts.inspection import Inspect
 from tuner.workload.scripts.script_job import ScriptJob
-
-#: Starts the script of a job under a configuration, and returns the facts of its first steps or, as
-#: a phrase, why there are none.
-Inspect = Callable[[ScriptJob, Configuration], Mapping[str, Any] | str]
-
-#: Optimizer settings that differ by less are equal.
-_SAME = 0.02
-#: Mean losses of the same samples that differ by less are equal, and by more are not, however much
-#: they scatter from step to step. A loss over the negatives of a batch changes by ln 2 / ln N.
-_SAME_LOSS, _OTHER_LOSS = 0.05, 0.15
-#: The same on other ranks, whose samples are others: a sum for a mean doubles it.
-_SAME_LOSS_OF_OTHERS = 0.3
-
 
 #: What a command may say of a batch by placeholders.
 _PARTS = {"micro_batch", "gradient_accumulation"}
@@ -198,21 +186,6 @@ def typed_arguments(words: Sequence[str]) -> list[Argument]:
     return list(found.values())
 
 
-def difference(job: ScriptJob, facts: Mapping[str, Any], again: Mapping[str, Any]) -> str:
-    """Return how a launch trained otherwise than another one with the same words, or ""."""
-    counted, seen = batches_seen(facts), batches_seen(again)
-    parts = (counted.micro_batch, seen.micro_batch), (counted.accumulation, seen.accumulation)
-    if any(one and other and one != other for one, other in parts):  # 0 is not known
-        return (
-            f"train {seen.micro_batch} samples x {seen.accumulation} backward passes and not "
-            f"{counted.micro_batch} x {counted.accumulation}"
-        )
-    if not _losses(facts) or not _losses(again):
-        return ""
-    why = _differs(_Today(job, facts), again, seen, same_samples=True)
-    return f"train something else: {why}" if why else ""
-
-
 @dataclass(frozen=True)
 class _BatchTrial:
     """A launch on other ranks in which both parts of the batch differ from today's.
@@ -235,7 +208,7 @@ class _BatchTrial:
         digests = self.seen.get("first_batches", ())
         if None not in digests and len({*digests}) < self.ranks:
             return ""
-        if _differs(today, self.seen, counted, same_samples=True):
+        if differs(today.facts, today.split, self.seen, counted, same_samples=True):
             return ""
         micro, times = self.expected
         return f"at {micro} x {times} on {_ranks(self.ranks)} the same global batch"
@@ -294,12 +267,12 @@ def _by_split(
     counted = batches_seen(seen)
     shown = f"at {other[0]} x {other[1]}"
     if (counted.micro_batch, counted.accumulation) == other:
-        why = _differs(today, seen, counted, same_samples=True)
+        why = differs(today.facts, today.split, seen, counted, same_samples=True)
         same = f"{shown} the same {micro * times} samples a step and rank"
         how = f"{_options(found) or 'the command'}: {same}"
         kept = both if accumulates else _framed(both, keeps="accumulation")
     elif (counted.micro_batch, counted.accumulation) == (other[0], times):
-        why = _differs(today, seen, counted, same_samples=False)
+        why = differs(today.facts, today.split, seen, counted, same_samples=False)
         alone = {name: each for name, each in found.items() if name == "micro_batch"}
         how = f"{_options(alone) or 'the command'}: at {other[0]} each pass took {other[0]} samples"
         kept = _framed(_placed(job, alone.values()), keeps="micro_batch")
@@ -347,7 +320,7 @@ def _on_other_ranks(
     if other > 1 and None not in digests and len({*digests}) < other:
         return _framed(job, ranks_stay=f"on {_ranks(other)} all read the same samples")
     found = (counted.micro_batch, counted.accumulation)
-    why = _differs(today, seen, counted, same_samples=False)
+    why = differs(today.facts, today.split, seen, counted, same_samples=False)
     if unchanged:
         alone = {
             (micro * ranks, times * other): "micro_batch",
@@ -392,54 +365,6 @@ def _with_ranks(
                 return None
             return _framed(job, carries={**job.frame.carries, name: "ranks"})
     return None
-
-
-def _differs(
-    today: _Today, seen: Mapping[str, Any], counted: BatchCount, *, same_samples: bool
-) -> str:
-    before, after = _settings(today.facts), _settings(seen)
-    for old, new in zip(before, after, strict=False):
-        if abs(old - new) > _SAME * max(abs(old), abs(new)):
-            return f"a setting of the optimizer is {new:g} and not {old:g}"
-    for was, now in zip(today.facts.get("samples", ()), seen.get("samples", ()), strict=False):
-        if was is not None and now is not None and was != now:
-            return f"a dataset holds {now:,} samples and not {was:,}"
-    old_losses, new_losses = _losses(today.facts), _losses(seen)
-    if not old_losses or not new_losses:
-        return "the loss cannot be read, so it is not known if it stays the same"
-    old, new = (sum(each) / len(each) for each in (old_losses, new_losses))
-    scatter = (max(old_losses) - min(old_losses)) / (abs(old) or 1.0)
-    allowed = min(_OTHER_LOSS, max(_SAME_LOSS, scatter)) if same_samples else _SAME_LOSS_OF_OTHERS
-    if counted.micro_batch != today.split[0] and not same_samples:
-        allowed = min(allowed, max(_OTHER_LOSS, scatter))
-    if abs(old - new) <= allowed * abs(old):
-        return ""
-    change = f"the losses of a step add up to {new:.4g} and not {old:.4g}"
-    micro_batch, accumulation = today.split
-    same_split = (counted.micro_batch, counted.accumulation) == (micro_batch, accumulation)
-    if same_split or not accumulation or not counted.accumulation:  # 0 is not known
-        return f"{change} (does it set no seed?)"
-    ratio = new / old if old else 0.0
-    passes = counted.accumulation / accumulation
-    if passes != 1 and abs(ratio / passes - 1) < _OTHER_LOSS:
-        return f"{change}: the script does not divide them by the accumulation"
-    return (
-        f"{change}, so they depend on the split "
-        "(the batch's own negatives? a sum that is not divided by the accumulation?)"
-    )
-
-
-def _settings(facts: Mapping[str, Any]) -> list[float]:
-    return [number for step in facts.get("rates", ()) for number in step]
-
-
-def _losses(facts: Mapping[str, Any]) -> list[float]:
-    found_text = [(g.get("loss"), g.get("scale", 1.0)) for g in facts.get("groups", ())[1:]]
-    return (
-        []
-        if any(loss is None for loss, _ in found_text)
-        else [loss / scale for loss, scale in found_text]
-    )
 
 
 def _at(job: ScriptJob, **knobs: int) -> Configuration:

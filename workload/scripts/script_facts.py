@@ -45,7 +45,7 @@ class Launcher:
         env: what it sets for the ranks; `{rank}`, `{local_rank}`, `{node_rank}` and
             `{world_size}` stand for values that differ from rank to rank.
         assigned: the variables written in front of the command (`NAME=VALUE torchrun ...`); a
-            value that is not kept is `{env:NAME}` (`tuner.workload.scripts.launchers.secrets`).
+            value that is not kept is `{env:NAME}` (`tuner.workload.scripts.secrets`).
         notes: what joulefront leaves out, one sentence each.
         binding: how it binds ranks to cores (`tuner.workload.node.vendor_binding`), or "".
     """
@@ -59,6 +59,11 @@ class Launcher:
     notes: tuple[str, ...] = ()
     nodes: int = 1
     binding: str = ""
+
+    @property
+    def numbers_tasks(self) -> bool:
+        """True if it sets Slurm's variables of a task for each rank."""
+        return self.kind == "srun"
 
     def to_json(self) -> dict[str, Any]:
         usual = {"nodes": 1, "binding": ""}

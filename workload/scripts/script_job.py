@@ -28,7 +28,6 @@ from tuner.workload.hook import merge, split_differently
 from tuner.workload.scripts.command import Script, Start, imported_frameworks, names_a_rank
 from tuner.workload.scripts.declared_knobs import resolved
 from tuner.workload.scripts.job import LaunchableJob, UserCommand
-from tuner.workload.scripts.launchers.secrets import require, shell_words
 from tuner.workload.scripts.routes import (
     BATCH_SPLIT,
     FRAMEWORK_ARGUMENTS,
@@ -42,6 +41,7 @@ from tuner.workload.scripts.routes import (
 from tuner.workload.scripts.routes.batch_split import NO_BATCH
 from tuner.workload.scripts.script_facts import LAUNCH, Launcher
 from tuner.workload.scripts.script_training import ScriptTraining
+from tuner.workload.scripts.secrets import require, shell_words
 
 #: Part of a configuration's name even at their defaults; of the others only what is not.
 _ALWAYS_NAMED = ("data_parallel", "micro_batch", "zero_stage")

@@ -27,7 +27,7 @@ from tuner.workload.program.built_in_job import OFFLOAD_RULE, launchable
 from tuner.workload.records.probe import ProbeRequest
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.inspection import blank_job
-from tuner.workload.scripts.launchers import Launcher
+from tuner.workload.scripts.script_facts import Launcher
 
 SHOW = """
 import os

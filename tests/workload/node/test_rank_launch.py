@@ -25,7 +25,7 @@ from tuner.workload.node.meters.gpus import cuda_numbering
 from tuner.workload.node.rank_launch import Place, ProbeNode, RankLaunch
 from tuner.workload.node.runner import LocalRunner
 from tuner.workload.records.probe import ProbeRequest
-from tuner.workload.scripts.launchers import Launcher
+from tuner.workload.scripts.script_facts import Launcher
 
 Make = Callable[..., TwinNode]
 UUIDS = ("GPU-aaaa1111", "GPU-aaaa2222", "GPU-bbbb3333")

@@ -23,8 +23,7 @@ from tuner.search_spaces.job import load_job
 from tuner.search_spaces.knob_declarations import Knob, parse_knob
 from tuner.workload.scripts.declared_knobs import export_words, program_knobs, read_at_start
 from tuner.workload.scripts.deepspeed_config import render_deepspeed_config
-from tuner.workload.scripts.launchers import Launcher
-from tuner.workload.scripts.script_facts import ScriptFacts
+from tuner.workload.scripts.script_facts import Launcher, ScriptFacts
 from tuner.workload.scripts.script_job import ScriptJob
 
 TORCH = ScriptFacts("torch", micro_batch=4, accumulation=1, reads=("fused",), own={"fused": False})

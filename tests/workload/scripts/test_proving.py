@@ -14,10 +14,10 @@ from tests.support.studies import problem_of_job
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.knob_declarations import parse_knob
 from tuner.workload.hook.counting import GROUPS
+from tuner.workload.scripts.evidence import difference
 from tuner.workload.scripts.proving import (
     Argument,
     _with_placeholder,
-    difference,
     proven,
     typed_arguments,
 )

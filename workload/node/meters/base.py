@@ -17,10 +17,10 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from tuner.search_spaces.errors import InputError
-from tuner.search_spaces.plugins import Socket, not_installed
+from tuner.search_spaces.plugins import Socket
 from tuner.workload.records.probe import MeterInfo, PowerSample
 
 #: Lag of sampled power where a meter states none: two samples of the timeline, of which each may be
@@ -42,6 +42,8 @@ SOCKET = Socket(
 )
 #: Names of the package's own sources, which tell records of different meters apart.
 TAKEN = ("nvml", "superchip", "amdsmi", "rapl", "estimated", "simulated", "table", "time")
+#: The user's, for sentences.
+_OWN = "a meter of your own"
 #: Variables that name the user's meter, and the folder from which its module may be imported.
 METER, FOLDER = "JOULEFRONT_METER", "JOULEFRONT_METER_FOLDER"
 #: Variable that permits time alone on this node and on the agents that are started here.
@@ -190,12 +192,6 @@ class CounterMeter:
             self._closed = True
 
 
-def _own() -> Any:
-    if (found := SOCKET.part("own")) is None:
-        raise not_installed("a meter of your own")
-    return found
-
-
 @contextlib.contextmanager
 def own_meter(name: str | None) -> Iterator[None]:
     """Use the meter of this name, if any, on this node and on the agents that are started here.
@@ -205,7 +201,7 @@ def own_meter(name: str | None) -> Iterator[None]:
     if name is None:
         yield
         return
-    _own().meter_class(name)
+    SOCKET.needed("own", _OWN).meter_class(name)
     before = variables(os.environ)
     os.environ.update({METER: name, FOLDER: os.getcwd()})
     try:
@@ -229,7 +225,7 @@ def opener_of(environ: Mapping[str, str]) -> Callable[[], Meter] | None:
 
 def _open(name: str, folder: str | None) -> Meter:
     try:
-        meter: Meter = _own().opened(name, folder)
+        meter: Meter = SOCKET.needed("own", _OWN).opened(name, folder)
     except InputError as error:
         raise MeterError(str(error)) from error
     return meter

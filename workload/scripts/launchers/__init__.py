@@ -1,8 +1,7 @@
 """Launchers of pasted commands and the processes of each."""
 
-from tuner.workload.scripts.launchers.kinds import KINDS, UNREAD, kind_of, read_command
-from tuner.workload.scripts.launchers.slurm import is_srun, with_tasks
-from tuner.workload.scripts.script_facts import Launcher
+from tuner.workload.scripts.launchers.kinds import KINDS, UNREAD, kind_of, launched
+from tuner.workload.scripts.launchers.slurm import with_tasks
 
 #: Words of launchers, which say nothing of a user.
 LAUNCHER_WORDS = frozenset(
@@ -11,4 +10,4 @@ LAUNCHER_WORDS = frozenset(
         *(*UNREAD, "env", "launch", "train"),
     }
 )
-__all__ = ["LAUNCHER_WORDS", "Launcher", "is_srun", "kind_of", "read_command", "with_tasks"]
+__all__ = ["LAUNCHER_WORDS", "kind_of", "launched", "with_tasks"]

@@ -2,26 +2,22 @@
 
 A launcher is a subclass of `Kind`. torchrun, deepspeed and accelerate are read by their own parsers
 (`tuner.workload.scripts.launchers.vendor`), in the folder and environment that they would be
-started in; srun by a table of ours. Any other command that a package installs is its module:
-`litgpt pretrain` is started as `python -m litgpt pretrain`. Nothing is imported.
+started in; srun by a table of ours. Nothing is imported.
 """
 
 from __future__ import annotations
 
-import importlib.metadata
-import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from tuner.search_spaces.errors import InputError
+from tuner.workload.scripts.command import read_words, without_python
 from tuner.workload.scripts.frameworks.settings import query_interpreter
 from tuner.workload.scripts.launchers import vendor
-from tuner.workload.scripts.script_facts import ASSIGNMENT, Launcher, names_taken
+from tuner.workload.scripts.script_facts import Launcher, names_taken
 
-PYTHON = re.compile(r"python[\d.]*")
 #: Starters of ranks that are not read.
 UNREAD = ("mpirun", "mpiexec", "horovodrun", "jsrun", "aprun", "colossalai", "composer")
 #: Words that each rank runs, and the launcher in front of them.
@@ -49,7 +45,6 @@ class Kind:
         commands, modules: names that it is started by; the first is for sentences.
         own: words between that name and its arguments.
         takes_hook: the hook can stand in front of the script.
-        numbers_tasks: it sets Slurm's variables of a task for each rank.
     """
 
     name = ""
@@ -57,7 +52,6 @@ class Kind:
     modules: tuple[str, ...] = ()
     own: tuple[str, ...] = ()
     takes_hook = True
-    numbers_tasks = False
 
     def __init_subclass__(cls) -> None:
         if cls.commands or cls.modules:
@@ -206,60 +200,13 @@ def _reply(
     return {"refuse": why} if reply is None else reply
 
 
-def assignments(words: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """Split off the variables in front of a command; InputError if `env` has an option."""
-    rest = list(words)
-    if rest and Path(rest[0]).name == "env":
-        rest = rest[1:]
-        if rest and rest[0].startswith("-"):
-            raise InputError(f"env {rest[0]} is not read; write NAME=VALUE before the command")
-    assigned = {}
-    while rest and (found := ASSIGNMENT.fullmatch(rest[0])):
-        assigned[found[1]] = found[2]
-        rest = rest[1:]
-    return assigned, rest
-
-
-def without_python(words: Sequence[str]) -> tuple[str, ...]:
-    """Return a command without its leading Python."""
-    rest = list(words)
-    while rest and PYTHON.fullmatch(Path(rest[0]).name):
-        rest = rest[1:]
-        while rest and rest[0] in ("-u", "-B", "-O"):
-            rest = rest[1:]
-    return tuple(rest)
-
-
-def read_command(words: Sequence[str], cwd: Path) -> tuple[tuple[str, ...], Launcher | None]:
-    """Return the words that each rank runs, without the interpreter, and the launcher if any."""
-    assigned, rest = assignments(words)
-    require_visible_devices(assigned)
-    script, launcher = read_words(rest, cwd, {**os.environ, **assigned})
-    if launcher is None:
-        if not assigned:
-            return script, None
-        launcher = Launcher("", (), script)
-    return script, replace(launcher, env={**assigned, **launcher.env}, assigned=assigned)
-
-
-def require_visible_devices(variables: Mapping[str, str]) -> None:
-    """Raise InputError if the variables of a command hide GPUs that the meter would count."""
-    if (visible := variables.get("CUDA_VISIBLE_DEVICES")) is not None:
-        raise InputError(
-            "CUDA_VISIBLE_DEVICES goes before tuner, whose meter must see the same GPUs: "
-            f"CUDA_VISIBLE_DEVICES={visible} tuner ..."
-        )
-
-
 def kind_of(launcher: Launcher) -> Kind | None:
     """Return the kind of a launcher; None for variables alone."""
     return next((kind for kind in KINDS if kind.name == launcher.kind), None)
 
 
-def read_words(
-    words: Sequence[str], cwd: Path, environment: Mapping[str, str]
-) -> tuple[tuple[str, ...], Launcher | None]:
-    """Return the same of a command without variables in front."""
+def launched(words: Sequence[str], cwd: Path, environment: Mapping[str, str]) -> Read | None:
+    """Return the launch of a command without variables in front; None if it has no launcher."""
     bare = without_python(words)
     name = Path(bare[0]).name if bare else ""
     if name in UNREAD:
@@ -281,14 +228,4 @@ def read_words(
                 raise InputError(f"of {name}'s commands only `{shown}` trains")
             skip += len(kind.own)
         return kind.read(LauncherCommand(tuple(words), skip, cwd, environment))
-    return (_as_module(bare, cwd) if len(bare) == len(words) else bare), None
-
-
-def _as_module(words: Sequence[str], cwd: Path) -> tuple[str, ...]:
-    name = words[0] if words else ""
-    if not re.fullmatch(r"[\w.-]+", name) or name.startswith("-") or (cwd / name).is_file():
-        return tuple(words)
-    (*_, entry) = (None, *importlib.metadata.entry_points(group="console_scripts", name=name))
-    if entry is None:
-        return tuple(words)
-    return ("-m", entry.module.removesuffix(".__main__"), *words[1:])
+    return None

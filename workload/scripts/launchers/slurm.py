@@ -1,9 +1,4 @@
-"""`srun` in front of a command: its tasks and its nodes.
-
-srun is no Python program, so its options without a value are a table: those of
-src/common/slurm_opt.c in Slurm's source (August 2026) that srun takes, older ones, and those of the
-plugin pyxis.
-"""
+"""`srun` in front of a command: its tasks and its nodes."""
 
 from __future__ import annotations
 
@@ -15,31 +10,10 @@ from pathlib import Path
 
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.typed_json import whole_number
-from tuner.workload.scripts.launchers.kinds import (
-    PYTHON,
-    Kind,
-    LauncherCommand,
-    Read,
-    assignments,
-    read_words,
-    without_python,
-)
+from tuner.workload.scripts.command import PYTHON, assignments, read_words, without_python
+from tuner.workload.scripts.launchers.kinds import Kind, LauncherCommand, Read
 from tuner.workload.scripts.script_facts import Launcher
-
-#: Long options that take no word after them; any other takes one, unless it holds a `=`.
-_ALONE = """
-async bcast compress consolidate-segments contiguous debugger-test disable-status exact exclusive
-external-launcher get-user-env help hold immediate interactive kill-on-bad-exit label multi-prog
-nice no-allocate no-kill oom-kill-step overcommit overlap oversubscribe parsable preserve-env
-propagate pty quiet quit-on-interrupt reboot resv-ports send-libs spread-job spread-segments
-stepmgr test-only unbuffered usage use-min-nodes verbose version wait-for-children whole x11
-container-entrypoint container-mount-home container-readonly container-remap-root container-writable
-no-container-entrypoint no-container-mount-home no-container-remap-root
-"""
-#: Letters of short options that take a value, and of those that have one in the same word if any.
-_SHORT_WITH_VALUE, _SHORT_MAY = "AbBcCdDeFGiJLmMnNopPqrRStTUwWx", "IkK"
-_LONG_OF = {"n": "ntasks", "N": "nodes", "D": "chdir", "c": "cpus-per-task", "m": "distribution"}
-
+from tuner.workload.scripts.secrets import options_of_srun
 
 #: What Slurm is told outside a pasted command.
 ON_EACH_NODE = (
@@ -54,7 +28,6 @@ class Srun(Kind):
 
     name = "srun"
     commands = ("srun",)
-    numbers_tasks = True
 
     def reaches_nodes(self, launcher: Launcher) -> bool:
         """Return True: its tasks are on all nodes."""
@@ -176,45 +149,6 @@ def with_tasks(launcher: Launcher, world: int, today: int) -> list[str]:
     nodes = -(-world // max(today // launcher.nodes, 1))
     counts = [f"--nodes={nodes}", f"--ntasks={world}", f"--ntasks-per-node={world // nodes}"]
     return [*words[:at], *counts, *(words[at:] or [sys.executable])]
-
-
-def is_srun(words: Sequence[str]) -> bool:
-    """Return True if a command begins with srun."""
-    return "srun" in (Path(word).name for word in words[:1])
-
-
-def options_of_srun(words: Sequence[str]) -> tuple[dict[str, str], int]:
-    """Return srun's options, and the place of the command; InputError if a value is missing."""
-    options: dict[str, str] = {}
-    at = 1
-    while at < len(words) and words[at].startswith("-") and words[at] != "-":
-        word = words[at]
-        at += 1
-        if word == "--":
-            break
-        if word.startswith("--"):
-            name, equals, value = word[2:].partition("=")
-            if not equals and name not in _ALONE.split():
-                value, at = _value(words, at, word)
-            options["ntasks-per-node" if name == "tasks-per-node" else name] = value
-            continue
-        letters = word[1:]
-        while letters:
-            letter, letters = letters[0], letters[1:]
-            if letter in _SHORT_WITH_VALUE:
-                value, letters = letters, ""
-                if not value:
-                    value, at = _value(words, at, f"-{letter}")
-                options[_LONG_OF.get(letter, letter)] = value
-            elif letter in _SHORT_MAY:
-                letters = ""
-    return options, at
-
-
-def _value(words: Sequence[str], at: int, option: str) -> tuple[str, int]:
-    if at >= len(words):
-        raise InputError(f"srun's option {option} must be followed by a value")
-    return words[at], at + 1
 
 
 def _nodes(options: Mapping[str, str], environment: Mapping[str, str]) -> int:

@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from tuner.search_spaces.cluster import Cluster, Device
-from tuner.workload.scripts.command import Script
+from tuner.workload.scripts.command import Script, read_command
 from tuner.workload.scripts.inspection import blank_job
-from tuner.workload.scripts.launchers import read_command
 
 NODE = Cluster("node", Device("core", "cpu", 2**33, 1e11, 1e10, 2.0, 15.0), devices_per_node=4)
 ENTRIES = """[console_scripts]

@@ -16,9 +16,10 @@ from tests.support.scripts import CPU
 from tuner.cli.main import main
 from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.errors import InputError
-from tuner.workload.scripts.command import Script
+from tuner.workload.scripts.command import Script, read_command
 from tuner.workload.scripts.inspection import blank_job
-from tuner.workload.scripts.launchers import Launcher, kinds, vendor
+from tuner.workload.scripts.launchers import kinds, vendor
+from tuner.workload.scripts.script_facts import Launcher
 from tuner.workload.scripts.script_job import ScriptJob
 
 GPU = Cluster(
@@ -448,4 +449,4 @@ def test_trl(folder: Path, with_trl: Path, monkeypatch: pytest.MonkeyPatch) -> N
 )
 def test_numbers_that_srun_cannot_mean_are_refused(tmp_path: Path, options: str) -> None:
     with pytest.raises(InputError, match="is not a number of"):
-        kinds.read_command(shlex.split(f"srun {options} python train.py"), tmp_path)
+        read_command(shlex.split(f"srun {options} python train.py"), tmp_path)

@@ -16,8 +16,8 @@ from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.knob_declarations import Knob
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.inspection import blank_job
-from tuner.workload.scripts.launchers.secrets import hidden, require, revealed
 from tuner.workload.scripts.script_job import ScriptJob
+from tuner.workload.scripts.secrets import hidden, require, revealed
 
 GPU = Cluster(
     "gpus", Device("H100", "cuda", 80 * 2**30, 1e15, 3e12, 70.0, 700.0), devices_per_node=8
