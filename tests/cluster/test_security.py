@@ -36,7 +36,7 @@ from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import load_job
 from tuner.workload.node.host import ends_as_one
-from tuner.workload.program.ops import extensions_dir
+from tuner.workload.scripts.installed import extensions_dir
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.ray

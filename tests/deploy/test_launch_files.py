@@ -25,7 +25,7 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, InvalidValue
 from tuner.search_spaces.job import TrainingJob, load_job
 from tuner.workload.node.host import usable_cores
-from tuner.workload.program.ops import build_kind
+from tuner.workload.scripts.installed import build_kind
 
 GPUS = Cluster("gpus", Device("A100", "cuda", 2**36, 1e14, 1e12, 60.0, 400.0), 2)
 GPU = Cluster(

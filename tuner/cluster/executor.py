@@ -24,7 +24,6 @@ from tuner.cluster.security import exposures
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import TrainingJob
-from tuner.workload.program.ops import BUILD_LIMIT_S
 from tuner.workload.records.probe import (
     Continuation,
     Failure,
@@ -34,6 +33,7 @@ from tuner.workload.records.probe import (
 )
 from tuner.workload.records.trace import partial_record, save_partial
 from tuner.workload.scripts.deepspeed_config import ops_needed
+from tuner.workload.scripts.installed import BUILD_LIMIT_S
 
 #: Time an agent may take beyond the probe's own limit (reading meters, writing files) before it is
 #: sent a cancellation.

@@ -35,8 +35,8 @@ from tuner.workload.node.meters.time_meter import REMEDY, NoEnergy, permits_time
 from tuner.workload.node.platforms import SOCKET, platform_of, platforms
 from tuner.workload.node.platforms.base import DeviceFacts, GpuFacts, Platform
 from tuner.workload.node.readiness import NEEDED, PROGRAMS, USED, MissingItem, missing_parts
-from tuner.workload.program.ops import installed_torch, installed_version
 from tuner.workload.program.releases import why_not_program
+from tuner.workload.scripts.installed import installed_torch, installed_version
 
 PACKAGES = (*USED, "nvidia-ml-py")
 #: Programs that are looked for; nvcc only where there are GPUs.

@@ -27,7 +27,7 @@ from tuner.workload.node.command_group import CommandGroup
 from tuner.workload.node.platforms import platforms
 from tuner.workload.node.platforms.base import Platform
 from tuner.workload.node.rank_group import NoReply, RankGroup, ServerError
-from tuner.workload.program.ops import (
+from tuner.workload.scripts.installed import (
     BUILD_LIMIT_S,
     PRELOAD,
     TorchBuild,

@@ -18,11 +18,11 @@ from tuner.search_spaces.knobs import KNOBS, Value
 from tuner.search_spaces.rules import unrunnable
 from tuner.search_spaces.safe_files import write_text
 from tuner.search_spaces.space import default_configuration
-from tuner.workload.program.ops import PRELOAD, cannot_compile, extensions_dir
 from tuner.workload.program.releases import unsupported_values, why_not, why_not_program
 from tuner.workload.scripts.command import Script, Start
 from tuner.workload.scripts.declared_knobs import environment, program_knobs
-from tuner.workload.scripts.deepspeed_config import render_deepspeed_config, training_arguments
+from tuner.workload.scripts.deepspeed_config import render_deepspeed_config
+from tuner.workload.scripts.installed import PRELOAD, cannot_compile, extensions_dir
 from tuner.workload.scripts.job import LaunchableJob
 from tuner.workload.scripts.secrets import revealed
 
@@ -52,6 +52,16 @@ def launchable(
         lambda own: BuiltInJob(own, cluster, program or training_program())
     )
     return started
+
+
+def training_arguments(configuration: Configuration) -> tuple[str, ...]:
+    """Return the arguments of the built-in training program, which change the model itself."""
+    arguments: list[str] = []
+    for name, knob in KNOBS.items():
+        value = configuration.get(name)
+        if knob.argument and value != knob.default:
+            arguments += [f"--{name}", str(value)]
+    return tuple(arguments)
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.knobs import KNOBS, Value
-from tuner.workload.program.ops import installed_version, release_of
+from tuner.workload.scripts.installed import installed_version, release_of
 
 
 @dataclass(frozen=True)

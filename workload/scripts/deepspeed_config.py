@@ -1,7 +1,7 @@
-"""Rendering of a configuration as DeepSpeed JSON and arguments of the training program.
+"""Rendering of a configuration as DeepSpeed JSON, and the ops that it needs.
 
 `train_batch_size` is the job's global batch, so DeepSpeed itself refuses a micro-batch and
-accumulation that do not multiply to it. Settings without a DeepSpeed key are arguments.
+accumulation that do not multiply to it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from typing import Any
 
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.job import TrainingJob
-from tuner.search_spaces.knobs import KNOBS
 from tuner.workload.hook import merge
 from tuner.workload.scripts.declared_knobs import deepspeed_settings
 
@@ -80,13 +79,3 @@ def render_deepspeed_config(
 def _kept_on(device: str, nvme_path: str) -> dict[str, Any]:
     where = {"nvme_path": nvme_path} if device == "nvme" else {}
     return {"device": device, "pin_memory": True, **where}
-
-
-def training_arguments(configuration: Configuration) -> tuple[str, ...]:
-    """Return the arguments of the built-in training program, which change the model itself."""
-    arguments: list[str] = []
-    for name, knob in KNOBS.items():
-        value = configuration.get(name)
-        if knob.argument and value != knob.default:
-            arguments += [f"--{name}", str(value)]
-    return tuple(arguments)

@@ -25,8 +25,8 @@ from tuner.workload.node.platforms.base import (
     Host,
     Platform,
 )
-from tuner.workload.program.ops import TorchBuild
 from tuner.workload.records.probe import MeterInfo
+from tuner.workload.scripts.installed import TorchBuild
 
 #: Operations of dense bf16 a clock and compute unit, by architecture (AMD's CDNA 1 to 4 white
 #: papers; peaks of MI100, MI210, MI300X and MI355X follow to 1 %).

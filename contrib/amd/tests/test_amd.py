@@ -21,7 +21,7 @@ from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.meters.base import TAKEN, Meter, MeterError
 from tuner.workload.node.platforms import SOCKET, platform_of, platforms
 from tuner.workload.node.platforms.base import Host
-from tuner.workload.program.ops import TorchBuild
+from tuner.workload.scripts.installed import TorchBuild
 
 HOST = Host(2**38, 64)
 Make = Callable[..., Stub]

@@ -27,7 +27,7 @@ from tuner.workload.node.readiness import (
     missing_of_cores,
     missing_parts,
 )
-from tuner.workload.program.ops import installed_torch
+from tuner.workload.scripts.installed import installed_torch
 
 Make = Callable[..., TwinNode]
 PACKAGES = dict.fromkeys(("torch", "deepspeed", "transformers"), "1.0")

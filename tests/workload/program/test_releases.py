@@ -17,7 +17,7 @@ from tuner.search_spaces.errors import InputError
 from tuner.workload.node.facts import inspect_node
 from tuner.workload.program import releases
 from tuner.workload.program.built_in_job import training_program
-from tuner.workload.program.ops import release_of
+from tuner.workload.scripts.installed import release_of
 
 #: Names that are younger than the releases of pyproject.toml, and the need that stands for each.
 YOUNGER = {

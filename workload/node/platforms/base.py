@@ -17,8 +17,8 @@ from tuner.workload.node.meters import Meter, MeterError
 from tuner.workload.node.meters.base import opener_of
 from tuner.workload.node.meters.time_meter import REMEDY, NoEnergy, TimeMeter, permits_time_alone
 from tuner.workload.node.readiness import MissingItem
-from tuner.workload.program.ops import TorchBuild
 from tuner.workload.records.probe import MeterInfo
+from tuner.workload.scripts.installed import TorchBuild
 
 #: Numbers of faults by UUID of the device and name, as a sentence calls them.
 Counters = Mapping[str, Mapping[str, int]]

@@ -51,8 +51,8 @@ from tuner.workload.node.platforms.base import (
 )
 from tuner.workload.node.platforms.nvidia_device import cluster_of
 from tuner.workload.node.readiness import missing_clocks
-from tuner.workload.program.ops import TorchBuild
 from tuner.workload.records.probe import MeterInfo
+from tuner.workload.scripts.installed import TorchBuild
 
 #: Memory of an unused GPU: the driver's own share is under 1 % of the shipped kinds'. A
 #: process in another container is seen by its memory only.

@@ -29,7 +29,7 @@ from tuner.workload.node.meters.nvml import NvmlMeter
 from tuner.workload.node.meters.time_meter import time_alone
 from tuner.workload.node.platforms import platform_of
 from tuner.workload.node.platforms.nvidia import Nvidia
-from tuner.workload.program.ops import TorchBuild
+from tuner.workload.scripts.installed import TorchBuild
 
 A100, OTHER = TwinGpu(), TwinGpu(name="NVIDIA H200")
 VGPU = TwinGpu(has_counter=False, gpu_scope=0, has_usage=False, lockable=False)

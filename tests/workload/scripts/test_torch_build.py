@@ -15,7 +15,7 @@ from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import load_job
 from tuner.workload.node.platforms.nvidia import Nvidia
 from tuner.workload.node.runner import LocalRunner
-from tuner.workload.program.ops import TorchBuild
+from tuner.workload.scripts.installed import TorchBuild
 
 pytestmark = pytest.mark.needs("cc")
 Make = Callable[..., TwinNode]

@@ -14,7 +14,7 @@ import pytest
 
 from tests.twin import TwinGpu, TwinNode
 from tuner.workload.node.platforms.nvidia import Nvidia
-from tuner.workload.program.ops import (
+from tuner.workload.scripts.installed import (
     build_kind,
     cannot_build,
     cannot_compile,
