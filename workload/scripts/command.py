@@ -6,6 +6,7 @@ today's value. `Script` is what the user names, `Start` what the ranks of one co
 
 from __future__ import annotations
 
+import ast
 import importlib.metadata
 import os
 import re
@@ -70,6 +71,21 @@ def names_a_rank(words: Sequence[str], cwd: str | Path) -> bool:
     """
     text = _source(words, cwd)
     return bool(_HAS_RANK.search(text)) and "deepspeed" not in _IMPORTS.findall(text)
+
+
+def meets_on_gpus_alone(words: Sequence[str], cwd: str | Path) -> bool:
+    """Return True if a script names NCCL for its process group, and no backend of cores."""
+    try:
+        tree = ast.parse(_source(words, cwd))
+    except (SyntaxError, ValueError):
+        return False
+    texts = {
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+    others = [text for text in (*texts, *words) if re.search(r"\b(gloo|mpi)\b", text)]
+    return "nccl" in texts and not others
 
 
 def _source(words: Sequence[str], cwd: str | Path) -> str:

@@ -31,7 +31,7 @@ from tuner.workload.records.probe import (
     ProbeRequest,
 )
 from tuner.workload.scripts import SOCKET
-from tuner.workload.scripts.command import Script
+from tuner.workload.scripts.command import Script, meets_on_gpus_alone
 from tuner.workload.scripts.evidence import seen_today
 from tuner.workload.scripts.last_words import last_words, quoted
 from tuner.workload.scripts.script_facts import LAUNCH, OFFLOADS, Launcher, ScriptFacts
@@ -47,6 +47,8 @@ Announce = Callable[[str], None]
 
 #: Lengths that differ by less are equal: steps of an epoch are rounded.
 _SAME_STEPS = 0.02
+#: Why a script is not started on more ranks than today, a phrase.
+_ON_GPUS = "its process group is NCCL's, which needs GPUs"
 #: Facts of the hook that are fields of `ScriptFacts`, by the same name.
 _SEEN = (
     *("owner", "client_optimizer", "can_checkpoint", "checkpoints", "compiled", "stages"),
@@ -265,7 +267,9 @@ def blank_job(script: Script, cluster: Cluster, nodes: int = 1) -> ScriptJob:
     micro, times = _batches_of_command(script, blank)
     whole = micro * times * blank.baseline.data_parallel or script.global_batch or 0
     seen = script.observation.imports if script.observation is not None else ()
-    frame = ScriptFacts(micro_batch=micro, accumulation=times, imports=seen)
+    alone = blank.devices == 1 and not cluster.device.is_gpu
+    stay = _ON_GPUS if alone and meets_on_gpus_alone(blank.words, blank.cwd) else ""
+    frame = ScriptFacts(micro_batch=micro, accumulation=times, imports=seen, ranks_stay=stay)
     job = replace(blank, global_batch=whole, frame=frame)
     _require_todays_values(job, script.knobs)
     return job.declares(script.knobs)
@@ -378,6 +382,7 @@ def job_of_facts(
         reads=tuple(facts.get("reads", ())),
         turns=tuple(facts.get("owned", ())),
         imports=blank.frame.imports,
+        ranks_stay=blank.frame.ranks_stay,
         settings=settings_today(facts),
         first_step_s=first_step_s,
         **found,

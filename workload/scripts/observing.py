@@ -148,11 +148,14 @@ def inspect_observed(
     today = job_of_facts(script, replace(blank, whole=True), seen.facts, seen.first_step_s)
     announce_today(today, announce)
     announce_optimizers(seen.facts, announce)
+    tried = False
 
     def with_added(job: ScriptJob) -> ScriptJob:
+        nonlocal tried
         job = replace(job, frame=replace(job.frame, threads=threads))
-        if not adds_knobs or any(knob.target[0] == "torch" for knob in job.knobs):
+        if tried or not adds_knobs:
             return job
+        tried = True
         return with_torch_knobs(job, seen.facts, inspect.of_torch, cluster, announce)
 
     if not why:
@@ -164,7 +167,7 @@ def inspect_observed(
     job = replace(today, frame=replace(today.frame, ranks_stay=why))
     job = proven(job, seen.facts, inspect, devices=cluster.devices_per_node)
     announce_today(job, announce, before=today)
-    return job if why == NOTHING_TO_SET else with_added(job)
+    return with_added(job)
 
 
 def _of_ranks(

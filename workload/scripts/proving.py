@@ -237,7 +237,7 @@ def _at_once(
 
 
 def _other_ranks(job: ScriptJob, devices: int) -> int:
-    if job.as_it_stands:
+    if job.as_it_stands or job.frame.ranks_stay:
         return 0
     ranks = job.baseline.data_parallel
     if job.baseline.world_size != ranks:

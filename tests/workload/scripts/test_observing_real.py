@@ -193,6 +193,7 @@ def test_a_program_of_which_nothing_can_be_set_is_started_once(
     if expected == 1:
         assert not [line for line in announced if "importing" in line]
         assert NOTHING_TO_SET in announced[-1]
+        assert job.frame.threads >= 1  # they can be searched
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,9 @@ from tests.support.studies import problem_of_job
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.knob_declarations import parse_knob
 from tuner.workload.hook.counting import GROUPS
+from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.evidence import difference
+from tuner.workload.scripts.inspection import blank_job, job_of_facts
 from tuner.workload.scripts.proving import (
     Argument,
     _with_placeholder,
@@ -194,6 +196,39 @@ def test_a_launch_that_fails_leaves_today(tmp_path: Path) -> None:
     assert "split otherwise, the script does not start (AssertionError: 8)" in job.assumed[-1]
     # With one argument more ranks are no way out either: they are what they were.
     assert turned(job) == set()
+
+
+def test_ranks_that_cannot_meet_here_are_not_started(tmp_path: Path) -> None:
+    program, why = Program(), "its process group is NCCL's, which needs GPUs"
+    today = job_of(tmp_path, "-b 8")
+    today = replace(today, frame=replace(today.frame, ranks_stay=why))
+    job = proven(today, facts(8, 4), program.look, devices=2)
+    assert program.started == ["train.py -b 4 --accum 8"]  # on one rank
+    assert turned(job) == {"micro_batch"}
+    assert job.offers["data_parallel"].why == why
+
+
+@pytest.mark.parametrize(
+    ("source", "words", "gpus", "stay"),
+    [
+        ("backend = 'nccl'  # 'nccl', 'gloo', etc.", "", False, True),
+        ("backend = 'nccl'", "", True, False),
+        ("backend = 'nccl'", "--backend=gloo", False, False),
+        ("b = 'nccl' if torch.cuda.is_available() else 'gloo'", "", False, False),
+        ("init_process_group('cpu:gloo,cuda:nccl')", "", False, False),
+        ("init_process_group()", "", False, False),
+        ("this is no Python", "", False, False),
+    ],
+)
+def test_a_process_group_of_gpus_alone_keeps_one_rank_on_cores(
+    tmp_path: Path, source: str, words: str, gpus: bool, stay: bool
+) -> None:
+    (tmp_path / "train.py").write_text(source)
+    device = replace(CPU.device, type="cuda") if gpus else CPU.device
+    job = blank_job(Script(f"python train.py {words}", cwd=tmp_path), replace(CPU, device=device))
+    assert bool(job.frame.ranks_stay) is stay
+    seen = job_of_facts(Script("train.py", cwd=tmp_path), job, facts(8, 4), 1.0)
+    assert seen.frame.ranks_stay == job.frame.ranks_stay
 
 
 def test_a_failure_on_other_ranks_leaves_the_split_that_one_rank_shows(tmp_path: Path) -> None:
