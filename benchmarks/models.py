@@ -3,7 +3,8 @@
 `python -m benchmarks.models` builds the default configuration of each `model_type` that has a class
 of text or of images and text, in this process by that class, and counts the same configuration, as
 a JSON file would hold it, by `tuner.search_spaces.built_model`. Families whose defaults their own
-class refuses are left out and named. Nothing was fitted to these counts.
+class refuses are left out and named. Nothing was fitted to these counts. Where peft is installed,
+what LoRA adds to models of each kind is compared with what peft trains, too.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -28,10 +31,31 @@ from tuner.search_spaces.plain_decoder import is_plain
 
 #: Model that is counted by its library: DeepSeek-V3, which transformers' defaults describe.
 COUNTED = '{"model_type": "deepseek_v3"}'
-#: Mappings of transformers whose families are compared.
+#: Mappings of transformers whose families are compared: of encoders and decoders, and of others.
+STACKS = (
+    "MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES",
+    "MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES",
+)
 MAPPINGS = (
+    *STACKS,
     "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES",
     "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES",
+)
+#: Models of each kind whose adapters are compared with peft's: text, experts, images and text,
+#: encoder and decoder, sound.
+ADAPTED = (
+    *("llama", "gpt2", "gpt_neox", "opt", "bloom", "falcon", "phi", "mistral", "gemma", "gemma2"),
+    *("gemma3_text", "qwen2", "qwen3", "olmo2", "granite", "cohere", "starcoder2", "stablelm"),
+    *("mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "qwen2_vl", "gemma3", "llava"),
+    *("t5", "bart", "mbart", "whisper", "speech_to_text"),
+)
+#: Targets of those adapters, with which DoRA has magnitudes.
+KINDS_OF_TARGETS: tuple[dict[str, Any], ...] = (
+    {"targets": "all-linear"},
+    {"targets": "names", "names": ("q_proj", "v_proj", "query_key_value", "c_attn", "q", "v")},
+    {"targets": "names", "names": ("fc1", "up_proj", "gate_proj", "dense_h_to_4h", "c_fc", "wi")},
+    {"targets": r".*\.(0|1)\..*(q_proj|v_proj|query_key_value|c_attn|\.q|\.v)"},
+    {"targets": "names", "names": ("q_proj", "query_key_value", "c_attn", "q"), "dora": True},
 )
 
 
@@ -55,12 +79,12 @@ class Families:
     refused: list[str] = field(default_factory=list)
 
 
-def classes_of_families() -> dict[str, str]:
+def classes_of_families(mappings: Sequence[str] = MAPPINGS) -> dict[str, str]:
     """Return the class of transformers that builds each family."""
     from transformers.models.auto import modeling_auto
 
     classes: dict[str, str] = {}
-    for mapping in MAPPINGS:
+    for mapping in mappings:
         for model_type, names in getattr(modeling_auto, mapping).items():
             classes.setdefault(model_type, names if isinstance(names, str) else names[0])
     return classes
@@ -125,6 +149,55 @@ def _agree(config: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
     return all(ours[name] == value for name, value in facts.items())
 
 
+def adapters_wrong(families: Iterable[str] = ADAPTED) -> list[str]:
+    """Return the models and targets on which adapters are counted otherwise than peft adds them.
+
+    Both ways of `built_model` are compared with the parameters that peft's own model trains; what
+    peft refuses has to be refused. Experts that transformers stacks are peft's alone.
+    """
+    from copy import deepcopy
+
+    import peft
+    import transformers
+
+    wrong = []
+    for family in families:
+        config = {**transformers.CONFIG_MAPPING[family]().to_dict(), "model_type": family}
+        model, _ = built_model._model(json.loads(json.dumps(config)))
+        for kind in KINDS_OF_TARGETS:
+            lora = {"rank": 8, "names": (), "dora": False, "text_alone": False, **kind}
+            given = peft.LoraConfig(
+                r=8, target_modules=list(lora["names"]) or lora["targets"], use_dora=lora["dora"]
+            )
+            expected = None
+            with suppress(Exception):
+                adapted = peft.get_peft_model(deepcopy(model), given)
+                trained = {id(w): w.numel() for w in adapted.parameters() if w.requires_grad}
+                expected = sum(trained.values())
+            for count in (built_model._adapters_as_peft, built_model._adapters_of_peft):
+                found = _adapters(deepcopy(model), lora, count)
+                by_rule = count is built_model._adapters_as_peft
+                if found != expected and not (by_rule and _has_stacked_experts(model)):
+                    wrong.append(f"{family} {kind} {count.__name__}: {found}, not {expected}")
+    return wrong
+
+
+def _adapters(model: Any, lora: dict[str, Any], count: Any) -> int | None:
+    held = built_model._Model(model)
+    inside = {id(module) for block in held.blocks for module in block.modules()}
+    try:
+        parts = count(held, lora, inside)
+    except Exception:  # peft refuses targets by several
+        return None
+    return sum(parts[part]["parameters"] for part in ("blocks", "outside")) or None
+
+
+def _has_stacked_experts(model: Any) -> bool:
+    held = built_model._Model(model)
+    every = (each for block in held.blocks for each in built_model._owned(block))
+    return any(held.is_expert(*each) and each[2].dim() == 3 for each in every)
+
+
 def fit_s(*arguments_: str) -> float:
     """Return the seconds of one `tuner fit`."""
     started = time.perf_counter()
@@ -140,10 +213,20 @@ def _fit_by_library_s() -> float:
         return fit_s(str(config), "--cluster", "h200-8")
 
 
+def _adapter_figures() -> list[Figure]:
+    if find_spec("peft") is None:
+        print("adapters are not compared: peft is not installed in this Python")
+        return []
+    wrong = adapters_wrong()
+    print("adapters otherwise than peft's:", *(wrong or ["none"]), sep="\n  ")
+    return [Figure("lora_parameters_wrong", len(wrong), "count")]
+
+
 def main() -> None:
     """Print the figures."""
     options = arguments("Models of every family that transformers can build.").parse_args()
     found = compare_families(classes_of_families())
+    stacks = {*classes_of_families(STACKS)}
     print(f"counted, with a doubt on activations and time: {', '.join(found.doubted)}")
     print(f"left out, their class refuses its defaults: {', '.join(found.refused)}")
     publish(
@@ -151,6 +234,8 @@ def main() -> None:
             Figure("families_counted", len(found.counted), "count"),
             Figure("families_built", len(found.counted) + len(found.not_counted), "count"),
             Figure("parameters_wrong", len(found.wrong), "count"),
+            Figure("encoder_decoder_wrong", len({*found.wrong} & stacks), "count"),
+            *_adapter_figures(),
             Figure("silent_doubts", len(found.silent), "count"),
             Figure("families_doubted", len(found.doubted), "count"),
             Figure("fit_s", fit_s("qwen2.5-7b", "--cluster", "a100-8"), "s"),

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 import os
+import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -52,15 +54,15 @@ _SHARED = ("shared_expert", "shared_mlp")
 #: Keys of each size in configurations of text models, the first that is given.
 _SIZES = {
     "hidden": ("hidden_size",),
-    "heads": ("num_attention_heads",),
+    "heads": ("decoder_attention_heads", "num_attention_heads"),
     "kv_heads": ("num_key_value_heads",),
     "head_dim": ("v_head_dim", "head_dim"),
     "vocab": ("vocab_size",),
-    "dense": ("intermediate_size", "ffn_dim", "n_inner"),
+    "dense": ("decoder_ffn_dim", "intermediate_size", "ffn_dim", "n_inner", "d_ff"),
     "expert": ("moe_intermediate_size", "expert_intermediate_size"),
     "experts": ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"),
     "experts_per_token": ("num_experts_per_tok", "moe_topk", "moe_top_k", "moe_k"),
-    "positions": ("max_position_embeddings",),
+    "positions": ("max_target_positions", "max_position_embeddings"),
 }
 
 
@@ -80,6 +82,136 @@ def count(config: Mapping[str, Any]) -> dict[str, Any]:
     except Exception as error:  # any class may raise anything on sizes that do not match
         text = " ".join(f"{type(error).__name__}: {error}".split())
         return {"failure": FAILED, "why": text[:300], "transformers": transformers.__version__}
+
+
+def adapters(config: Mapping[str, Any], lora: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what LoRA adds to a configuration's model, in its blocks and outside them.
+
+    peft adds it where it is installed: what it does to experts follows tables of its own. Without
+    it, layers are found as it finds them: a name is that of a module or the end of its path, a
+    regular expression fits a whole path, and "all-linear" is every linear layer but the output
+    projection.
+
+    Args:
+        lora: `rank` and `dora`; `names` of modules or, if there are none, `targets`: a regular
+            expression, "attention" or "all-linear"; and `text_alone`, if encoders beside the
+            language model have none.
+    """
+    import transformers
+
+    version = {"transformers": transformers.__version__}
+    try:
+        model, _ = _model(config)
+        held = _Model(model)
+        inside = {id(module) for block in held.blocks for module in block.modules()}
+        linear = [m for path, m in model.named_modules() if _is_linear(m) and id(m) in inside]
+        # bitsandbytes replaces modules, and not the parameters in which experts are stacked.
+        found = {"linear": _numel(m.weight for m in linear), "class": type(model).__name__}
+        installed = importlib.util.find_spec("peft") is not None
+        add = _adapters_of_peft if installed else _adapters_as_peft
+        found |= {"adapted": add(held, lora, inside), "by_peft": installed}
+    except Exception as error:  # any class may raise anything on sizes that do not match
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        return {"failure": FAILED, "why": text[:300], **version}
+    stacked = [w for b in held.blocks for p, owner, w in _owned(b) if held.is_expert(p, owner, w)]
+    return {**found, **version, "stacked_experts": any(w.dim() == 3 for w in stacked)}
+
+
+class _Adapters:
+    """Sums over adapters, in the blocks and outside them."""
+
+    def __init__(self, inside: set[int]) -> None:
+        self.inside, self.attention = inside, True
+        names = ("adapters", "inputs", "outputs", "parameters")
+        self.parts = {part: dict.fromkeys(names, 0) for part in ("blocks", "outside")}
+
+    def add(self, path: str, module: Any, parameters: int) -> None:
+        """Add the adapter of a module, with the widths of a product."""
+        here = id(module) in self.inside
+        widths = _widths(module) if _is_linear(module) else None
+        part = self.parts["blocks" if here else "outside"]
+        for name, number in zip(part, (1, *(widths or (0, 0)), parameters), strict=True):
+            part[name] += number
+        self.attention = self.attention and (not here or _is_attention(path))
+
+    def report(self) -> dict[str, Any]:
+        """Return the sums, and if the blocks' adapters are those of attention alone."""
+        return {**self.parts, "attention": self.attention}
+
+
+def _adapters_of_peft(held: _Model, lora: Mapping[str, Any], inside: set[int]) -> dict[str, Any]:
+    import peft
+
+    targets: Any = list(lora["names"]) or lora["targets"]
+    if targets == "attention" or lora["text_alone"]:
+        within = _text_modules(held, lora)
+        every = held.model.named_modules()
+        targets = [path for path, m in every if id(m) in within and _is_target(path, m, held, lora)]
+    given = peft.LoraConfig(r=lora["rank"], target_modules=targets, use_dora=lora["dora"])
+    adapted = peft.get_peft_model(held.model, given).base_model.model
+    found = _Adapters(inside)
+    for path, module in adapted.named_modules():
+        if isinstance(module, peft.tuners.lora.LoraLayer):
+            own = [getattr(module, name, None) for name in module.adapter_layer_names]
+            weights = {id(w): w for each in own if each is not None for w in each.parameters()}
+            found.add(path, module.get_base_layer(), _numel(weights.values()))
+    return found.report()
+
+
+def _adapters_as_peft(held: _Model, lora: Mapping[str, Any], inside: set[int]) -> dict[str, Any]:
+    found, within = _Adapters(inside), _text_modules(held, lora)
+    for path, module in held.model.named_modules():
+        if id(module) not in within or not _is_target(path, module, held, lora):
+            continue
+        if (widths := _widths(module)) is None:
+            raise ValueError(f"Target module {path}, a {type(module).__name__}, is not supported")
+        found.add(path, module, lora["rank"] * sum(widths) + lora["dora"] * widths[1])
+    return found.report()
+
+
+def _text_modules(held: _Model, lora: Mapping[str, Any]) -> set[int]:
+    alone = lora["text_alone"] and held.decoder is not None
+    return {id(module) for module in (held.decoder if alone else held.model).modules()}
+
+
+def _is_target(path: str, module: Any, held: _Model, lora: Mapping[str, Any]) -> bool:
+    if names := lora["names"]:
+        return any(path == name or path.endswith(f".{name}") for name in names)
+    if lora["targets"] not in ("attention", "all-linear"):
+        return re.fullmatch(lora["targets"], path) is not None
+    if not _is_linear(module) or module is held.model.get_output_embeddings():
+        return False
+    return lora["targets"] == "all-linear" or _is_attention(path)
+
+
+def _is_attention(path: str) -> bool:
+    return any("attn" in name or "attention" in name.lower() for name in path.split(".")[:-1])
+
+
+def _is_linear(module: Any) -> bool:
+    import torch
+    from transformers.pytorch_utils import Conv1D
+
+    return isinstance(module, (torch.nn.Linear, Conv1D))
+
+
+def _widths(module: Any) -> tuple[int, int] | None:
+    """Return the parameters of A and of B of a module's adapter of rank 1; None if peft has none
+    for such a module.
+    """
+    import torch
+
+    if isinstance(module, torch.nn.Linear):
+        return module.in_features, module.out_features
+    if _is_linear(module):
+        return module.weight.shape[0], module.weight.shape[1]
+    if isinstance(module, torch.nn.Embedding):
+        return module.num_embeddings, module.embedding_dim
+    if isinstance(module, torch.nn.modules.conv._ConvNd):
+        return module.in_channels // module.groups * math.prod(module.kernel_size), (
+            module.out_channels
+        )
+    return None
 
 
 def _model(config: Mapping[str, Any]) -> tuple[Any, list[Callable[[], Any]]]:
@@ -121,7 +253,9 @@ def _classes_of(read: Any, config: Mapping[str, Any]) -> Iterator[Any]:
     architectures = config.get("architectures")
     named = [str(name) for name in architectures] if isinstance(architectures, list) else []
     names = [name for name in named if "For" in name or "LMHead" in name]
-    for mapping in _MAPPINGS:
+    # A decoder alone has a class, too, that hardly anybody trains.
+    whole = bool(getattr(read, "is_encoder_decoder", False))
+    for mapping in sorted(_MAPPINGS, key=lambda name: whole and "SEQ" not in name):
         found = getattr(modeling_auto, mapping, {}).get(config["model_type"], ())
         names += [found] if isinstance(found, str) else list(found)
     for name in dict.fromkeys(names):
@@ -414,13 +548,18 @@ def _encoder(held: _Model, projection: Any) -> dict[str, int]:
     }
 
 
+def answer(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the counts of a configuration, or of the adapters that are asked for beside it."""
+    return adapters(asked["config"], asked["adapters"]) if "adapters" in asked else count(asked)
+
+
 def main() -> None:
     """Answer each line."""
     os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", USE_HUB_KERNELS="0")
     output = sys.stdout
     sys.stdout = sys.stderr  # libraries print what they like
     for line in sys.stdin:
-        print(json.dumps(count(json.loads(line))), file=output, flush=True)
+        print(json.dumps(answer(json.loads(line))), file=output, flush=True)
 
 
 if __name__ == "__main__":

@@ -29,7 +29,6 @@ from tuner.search_spaces.errors import LARGEST, InputError, InvalidValue, check_
 from tuner.search_spaces.knob_declarations import Knob, check_knobs, read_knobs
 from tuner.search_spaces.knobs import Value
 from tuner.search_spaces.options import check_options, limited
-from tuner.search_spaces.plain_decoder import has_experts
 from tuner.search_spaces.safe_files import read_text
 from tuner.search_spaces.typed_json import check_fields, names_a_file, plain_text, whole_number
 
@@ -219,11 +218,16 @@ class Program:
         return {name: value for name, (value, default) in values.items() if value != default}
 
 
+#: Targets that are no names of modules.
 TARGETS = ("attention", "all-linear")
 #: Bytes per frozen weight of a block's linear layers (QLoRA: Dettmers et al. 2023, arXiv
 #: 2305.14314, section 3; bitsandbytes 0.50.2): 4 bits and an fp32 scale per 64 weights, which
-#: double quantization stores in 8 bits, with an fp32 scale per 256. None: as computed with.
-QUANTIZED = {"none": None, "nf4": 0.5 + 4 / 64, "nf4-double": 0.5 + 1 / 64 + 4 / (64 * 256)}
+#: double quantization stores in 8 bits, with an fp32 scale per 256. None: as computed with. The
+#: scale of a row of an 8-bit matrix is left out (LLM.int8: Dettmers et al. 2022, arXiv 2208.07339).
+QUANTIZED = {
+    **{"none": None, "nf4": 0.5 + 4 / 64, "nf4-double": 0.5 + 1 / 64 + 4 / (64 * 256)},
+    "int8": 1.0,
+}
 
 
 @dataclass(frozen=True)
@@ -237,27 +241,44 @@ class LoRA:
     Attributes:
         rank: rank of every adapter. The product B A is added as it is: alpha equals the rank.
         targets: "attention" adapts the linear layers of attention, "all-linear" those of the MLP
-            too. Embedding and output projection stay frozen.
-        quantization: how frozen weights of the blocks' linear layers are stored: "none", "nf4" or
-            "nf4-double" (QLoRA). Embedding, norms and output projection are never quantized.
+            too; else names of modules with commas between them, or a regular expression of their
+            paths, as peft reads them. Embedding and output projection stay frozen.
+        quantization: how frozen weights of the blocks' linear layers are stored: "none", "nf4",
+            "nf4-double" (QLoRA) or "int8". Embedding, norms and output projection are never
+            quantized.
+        dora: each adapter has a magnitude of each output, too (Liu et al. 2024, arXiv 2402.09353).
+        text_alone: encoders of images or sound beside the language model have no adapters.
     """
 
     rank: int
     targets: str = "attention"
     quantization: str = "none"
+    dora: bool = False
+    text_alone: bool = False
 
     def __post_init__(self) -> None:
         check_integer("rank of [lora]", self.rank)
-        if self.targets not in TARGETS:
-            raise InvalidValue("targets of [lora]", self.targets, "one of " + ", ".join(TARGETS))
+        if not isinstance(self.targets, str) or not self.targets.strip(" ,"):
+            legal = f"{', '.join(TARGETS)} or names of modules, such as q_proj,v_proj"
+            raise InvalidValue("targets of [lora]", self.targets, legal)
         if self.quantization not in list(QUANTIZED):
             legal = "one of " + ", ".join(QUANTIZED)
             raise InvalidValue("quantization of [lora]", self.quantization, legal)
+        for name in ("dora", "text_alone"):
+            if not isinstance(getattr(self, name), bool):
+                raise InvalidValue(f"{name} of [lora]", getattr(self, name), "true or false")
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the modules; empty for `TARGETS` and for a regular expression."""
+        if self.targets in TARGETS or re.search(r"[()\[\]\\|*+?^$]", self.targets):
+            return ()
+        return tuple(name.strip() for name in self.targets.split(",") if name.strip())
 
     def to_table(self) -> dict[str, Any]:
         """Return the table, which the built-in training program reads too."""
-        table = asdict(self)
-        return {k: v for k, v in table.items() if (k, v) != ("quantization", "none")}
+        usual = {"quantization": "none", "dora": False, "text_alone": False}
+        return {k: v for k, v in asdict(self).items() if k not in usual or v != usual[k]}
 
     @classmethod
     def from_table(cls, table: Any, where: str) -> LoRA:
@@ -268,21 +289,6 @@ class LoRA:
         if "rank" not in table:
             raise InputError(f"[lora] of {where} lacks its rank, such as rank = 16")
         return cls(**table)
-
-    def check(self, model: Mapping[str, Any], where: str) -> None:
-        """Check that a model can be adapted."""
-        if "vision_config" in model:
-            raise InputError(f"[lora] of {where} adapts models of text, not of video and text")
-        plain = self.targets != "all-linear" and self.quantization == "none"
-        experts = not plain and has_experts(model)
-        if self.targets == "all-linear" and experts:
-            raise InputError(
-                f'[lora] of {where} adapts no experts: give targets = "attention" for this model'
-            )
-        if self.quantization != "none" and experts:
-            raise InputError(
-                f"quantization in [lora] of {where} is known for dense models only: leave it out"
-            )
 
 
 Precision = Literal["fp32", "bf16", "fp16"]
@@ -341,8 +347,6 @@ class TrainingJob:
         check_options(self, where)
         if self.precision not in ("fp32", "bf16", "fp16"):
             raise InvalidValue(f"precision {where}", self.precision, "one of fp32, bf16, fp16")
-        if self.lora is not None:
-            self.lora.check(self.model, f"job {self.name!r}")
         if self.program.pure_bf16 and self.precision != "bf16":
             raise InputError(f'pure_bf16 {where} needs precision = "bf16", not {self.precision}')
 

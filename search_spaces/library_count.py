@@ -19,6 +19,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ from typing import Any
 from tuner.search_spaces.built_model import DESCRIBED, STORAGE
 from tuner.search_spaces.data_files import data_folder, read_json_object
 from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.job import LoRA
 from tuner.search_spaces.safe_files import read_bytes, write_text
 
 _PROGRAM = Path(__file__).with_name("built_model.py")
@@ -85,6 +87,44 @@ def count_in_library(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return _counted(key, json.dumps(config))
 
 
+def adapters_in_library(config: Mapping[str, Any], lora: LoRA) -> Mapping[str, Any]:
+    """Return the result of `built_model.adapters` for a configuration: kept or new.
+
+    Raises:
+        InputError: torch or transformers is not installed or cannot build the model, or the model
+            has no such layer.
+    """
+    of_config = key_of(config)
+    if not is_installed():
+        raise InputError(
+            f"the layers of a {config['model_type']} model that LoRA adapts ({lora.targets}) are "
+            "counted by transformers, which is not installed in this Python: pip install torch "
+            "transformers"
+        )
+    asked = {**asdict(lora), "names": lora.names}
+    key = hashlib.sha256(json.dumps([of_config, asked, _peft()]).encode()).hexdigest()
+    report = _counted(key, json.dumps({"config": config, "adapters": asked}))
+    if "failure" in report:
+        raise InputError(
+            f"LoRA on {lora.targets} cannot be counted on the {config['model_type']} model of "
+            f"transformers {report['transformers']}: {report['why']}; give names of its linear "
+            "layers, or all-linear"
+        )
+    found = report["adapted"]
+    if not found["blocks"]["adapters"] + found["outside"]["adapters"]:
+        raise InputError(
+            f"no module of {report['class']} is named by the targets of LoRA, {lora.targets}; "
+            "give names of its linear layers, such as q_proj, or all-linear"
+        )
+    return report
+
+
+def _peft() -> str:
+    """Return the release of peft, or "" without it."""
+    installed = importlib.util.find_spec("peft") is not None
+    return importlib.metadata.version("peft") if installed else ""
+
+
 def count_to_keep(config: Mapping[str, Any]) -> Mapping[str, str]:
     """Return the count of a configuration as a run keeps it; empty if it is included.
 
@@ -123,7 +163,7 @@ def _counted(key: str, line: str) -> Mapping[str, Any]:
     if file is not None:
         with contextlib.suppress(OSError, ValueError, RecursionError):
             kept = json.loads(read_bytes(file, _LARGEST_BYTES))
-            if isinstance(kept, dict) and ("kinds" in kept or "failure" in kept):
+            if isinstance(kept, dict) and {"kinds", "adapted", "failure"} & {*kept}:
                 return kept
     count = run_program(line)
     if file is not None and count.get("failure") != "failed":  # which may be of this moment alone

@@ -17,12 +17,14 @@ from typing import Any
 
 from tuner.search_spaces import library_count
 from tuner.search_spaces.errors import InputError, InvalidValue, check_integer
-from tuner.search_spaces.job import QUANTIZED, LoRA, Precision, Program, TrainingJob
+from tuner.search_spaces.job import QUANTIZED, TARGETS, LoRA, Precision, Program, TrainingJob
 from tuner.search_spaces.plain_decoder import Sizes, check_limits, describe, is_plain, read_flag
 
 _PLAIN = Program()
 #: Families whose query, key and value projections are one linear layer.
 _FUSED = ("gpt2", "gpt_neox")
+#: Linear layers of a block with a gate, those of attention first.
+_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 _VISION_SIZES = (
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
     *("image_size", "patch_size"),
@@ -93,6 +95,10 @@ class LoRAFacts:
         first: parameters of the products of the first block's input. Nothing before it is trained,
             so the backward pass does not compute its gradient.
         frozen_bytes: bytes per frozen weight of a linear layer; None if it is not quantized.
+        linear: parameters of the blocks' linear layers, which may be quantized.
+        further: trainable parameters beside those of equal blocks: of adapters outside them, of the
+            blocks' where they differ, and DoRA's magnitudes.
+        doubts: sentences on what of the adapters is not known.
     """
 
     rank: int
@@ -103,6 +109,9 @@ class LoRAFacts:
     mlp: bool
     first: int
     frozen_bytes: float | None = None
+    linear: int = 0
+    further: int = 0
+    doubts: tuple[str, ...] = ()
 
     @property
     def block_parameters(self) -> int:
@@ -112,31 +121,78 @@ class LoRAFacts:
     @property
     def parameters(self) -> int:
         """Trainable parameters of the model: the adapters', which are all that is trained."""
-        return self.layers * self.block_parameters
+        return self.layers * self.block_parameters + self.further
 
     @classmethod
-    def of(cls, lora: LoRA, sizes: Sizes) -> LoRAFacts:
-        """Return the sizes of the adapters of a model."""
+    def of(cls, lora: LoRA, config: Mapping[str, Any], sizes: ModelFacts) -> LoRAFacts:
+        """Return the sizes of the adapters of a model.
+
+        Raises:
+            InputError: the model has to be built by transformers and cannot be, or has no such
+                layers.
+        """
+        described = is_plain(config) or sizes.model_type in library_count.DESCRIBED
+        if not described or sizes.vision is not None:
+            return cls._in_library(lora, config, sizes)
+        usual = sizes.gated and sizes.model_type not in _FUSED
+        named = bool(lora.names) and usual and {*lora.names} <= {*_LAYERS}
+        if sizes.experts:
+            known = lora.targets == "attention" and lora.quantization == "none"
+        else:
+            known = lora.targets in TARGETS or named
+        return cls._of_plain(lora, sizes) if known else cls._in_library(lora, config, sizes)
+
+    @classmethod
+    def _in_library(cls, lora: LoRA, config: Mapping[str, Any], sizes: ModelFacts) -> LoRAFacts:
+        report = library_count.adapters_in_library(config, lora)
+        blocks, outside = report["adapted"]["blocks"], report["adapted"]["outside"]
+        inputs, outputs = (blocks[name] // sizes.layers for name in ("inputs", "outputs"))
+        equal = sizes.layers * lora.rank * (inputs + outputs)
+        q, kv = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
+        alone = report["adapted"]["attention"]
+        return cls(
+            rank=lora.rank,
+            adapters=max(1, round(blocks["adapters"] / sizes.layers)),
+            inputs=inputs,
+            outputs=outputs,
+            layers=sizes.layers,
+            mlp=not alone,
+            first=sizes.hidden * (q + 2 * kv),
+            frozen_bytes=QUANTIZED[lora.quantization],
+            linear=report["linear"],
+            further=blocks["parameters"] + outside["parameters"] - equal,
+            doubts=_doubts_on_adapters(lora, report),
+        )
+
+    @classmethod
+    def _of_plain(cls, lora: LoRA, sizes: ModelFacts) -> LoRAFacts:
         hidden, q = sizes.hidden, sizes.heads * sizes.head_dim
         kv = sizes.kv_heads * sizes.head_dim
+        up = ("gate_proj", "up_proj") if sizes.gated else ("up_proj",)
+        widths = {
+            **{"q_proj": (hidden, q), "k_proj": (hidden, kv), "v_proj": (hidden, kv)},
+            **{"o_proj": (q, hidden), **dict.fromkeys(up, (hidden, sizes.dense))},
+            "down_proj": (sizes.dense, hidden),
+        }
         if sizes.model_type in _FUSED:
-            layers = [(hidden, q + 2 * kv), (q, hidden)]
-        else:
-            layers = [(hidden, q), (hidden, kv), (hidden, kv), (q, hidden)]
-        attention = len(layers)
-        mlp = lora.targets == "all-linear"
-        if mlp:
-            up = 2 if sizes.gated else 1
-            layers += [(hidden, sizes.dense)] * up + [(sizes.dense, hidden)]
+            widths["q_proj"] = hidden, q + 2 * kv
+            del widths["k_proj"], widths["v_proj"]
+        attention = [name for name in widths if name in _LAYERS[:4]]
+        named = lora.names or (attention if lora.targets == "attention" else widths)
+        adapted = [name for name in widths if name in named]
+        layers = [widths[name] for name in adapted]
+        reads_input = sum(name in adapted for name in attention if name != "o_proj")
         return cls(
             rank=lora.rank,
             adapters=len(layers),
             inputs=sum(n for n, _ in layers),
             outputs=sum(m for _, m in layers),
             layers=sizes.layers,
-            mlp=mlp,
-            first=hidden * (q + 2 * kv) + lora.rank * hidden * (attention - 1),
+            mlp=not {*adapted} <= {*attention},
+            first=hidden * (q + 2 * kv) + lora.rank * hidden * reads_input,
             frozen_bytes=QUANTIZED[lora.quantization],
+            linear=sizes.matmul_parameters - sizes.head_parameters,
+            further=sizes.layers * sum(m for _, m in layers) if lora.dora else 0,
         )
 
 
@@ -230,8 +286,7 @@ class ModelFacts(Sizes):
         """Return `block_parameters` with quantized weights as elements of so many bytes."""
         if self.lora is None or self.lora.frozen_bytes is None:
             return self.block_parameters
-        quantized = self.matmul_parameters - self.head_parameters
-        return self.block_parameters - quantized * (1 - self.lora.frozen_bytes / element)
+        return self.block_parameters - self.lora.linear * (1 - self.lora.frozen_bytes / element)
 
     def flops(self, sequences: int, sequence_length: int, frames: int = 0) -> float:
         """Return the FLOPs of forward and backward passes, without recomputation.
@@ -324,7 +379,27 @@ def facts_of(job: TrainingJob) -> ModelFacts:
     if job.precision == "fp32" and facts.kept_16 and not facts.kept_32:
         doubt = "its layers were run in 16 bits alone, so that activations in fp32 may be far off"
         facts = replace(facts, doubts=(*facts.doubts, doubt))
-    return replace(facts, lora=LoRAFacts.of(job.lora, facts)) if job.lora else facts
+    if job.lora is None:
+        return facts
+    adapters = LoRAFacts.of(job.lora, job.model, facts)
+    return replace(facts, lora=adapters, doubts=(*facts.doubts, *adapters.doubts))
+
+
+def _doubts_on_adapters(lora: LoRA, report: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return doubts on adapters that were counted in transformers' own model."""
+    wide = not report["adapted"]["attention"] or lora.targets == "all-linear" or lora.names
+    doubts = []
+    if report["stacked_experts"] and wide and not report["by_peft"] and not lora.text_alone:
+        doubts.append(
+            "transformers stacks the experts in one parameter each, and what LoRA adds to those "
+            "follows peft, which is not installed in this Python: it is left out (pip install peft)"
+        )
+    if lora.quantization != "none" and report["stacked_experts"]:
+        doubts.append(
+            "bitsandbytes quantizes linear layers, and transformers stacks the experts in one "
+            "parameter each: they are counted in 16 bits"
+        )
+    return tuple(doubts)
 
 
 def count_to_keep(job: TrainingJob) -> Mapping[str, str]:

@@ -100,11 +100,6 @@ def check_limits(config: Mapping[str, Any]) -> None:
             check_limits(nested)
 
 
-def has_experts(config: Mapping[str, Any]) -> bool:
-    """Return True if a configuration of a text model states a number of experts."""
-    return bool(_size(config, "experts", least=0))
-
-
 def describe(config: Mapping[str, Any], model_type: str) -> dict[str, Any]:
     """Return the sizes of a plain decoder and its numbers of parameters, by the names of
     `ModelFacts`.

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.data_files import catalogue
-from tuner.search_spaces.job import TrainingJob
+from tuner.search_spaces.job import TARGETS, TrainingJob
 from tuner.search_spaces.knob_declarations import CHANGED, Values, holds, names_in
 from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.model_facts import facts_of
@@ -356,7 +356,21 @@ def unrunnable(configuration: Configuration, job: TrainingJob | None = None) -> 
     states = ", ".join(other_states(job))
     if states:
         phrases.append(f"the built-in training program has no {states}; leave it out, or plan it")
-    return phrases + _unfit_frames(configuration, job)
+    return phrases + _unfit_adapters(job) + _unfit_frames(configuration, job)
+
+
+def _unfit_adapters(job: TrainingJob) -> list[str]:
+    # What the built-in training program adapts is fewer than what is counted.
+    if job.lora is None or not job.model:
+        return []
+    program = "the built-in training program adapts"
+    if job.lora.targets not in TARGETS:
+        return [f"{program} {' or '.join(TARGETS)}, not {job.lora.targets}; plan it"]
+    if "vision_config" in job.model:
+        return [f"{program} models of text, not of video and text; plan it"]
+    if job.lora.targets == "all-linear" and facts_of(job).experts:
+        return [f'{program} no experts: give targets = "attention" for this model, or plan it']
+    return []
 
 
 def other_states(job: TrainingJob) -> list[str]:
@@ -364,7 +378,10 @@ def other_states(job: TrainingJob) -> list[str]:
     phrases = []
     if job.lora is not None and job.lora.quantization != "none":
         double = " with double quantization" if job.lora.quantization == "nf4-double" else ""
-        phrases.append(f"4-bit NF4 frozen weights{double}")
+        nf4 = f"4-bit NF4 frozen weights{double}"
+        phrases.append("8-bit frozen weights" if job.lora.quantization == "int8" else nf4)
+    if job.lora is not None and job.lora.dora:
+        phrases.append("magnitudes of DoRA")
     if job.program.optimizer == "adamw_8bit":
         phrases.append("8-bit moments")
     if job.program.pure_bf16:

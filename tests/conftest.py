@@ -81,7 +81,7 @@ def _models_are_counted_here() -> Iterator[None]:
     """Count models in this process: a process for each would import torch anew."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            library_count, "run_program", lambda line: built_model.count(json.loads(line))
+            library_count, "run_program", lambda line: built_model.answer(json.loads(line))
         )
         yield
 

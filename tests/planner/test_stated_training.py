@@ -10,6 +10,7 @@ import pytest
 from tuner.cli.main import main
 from tuner.planner.stated_training import fit_training, stated_plan
 from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.job import LoRA
 from tuner.workload.scripts.frameworks.commands import (
     is_training_file,
     training_of_command,
@@ -81,6 +82,64 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def write(text: str, name: str = "train.yaml") -> str:
     Path(name).write_text(text)
     return name
+
+
+LLAMA_FACTORY = """\
+model_name_or_path: ./llama
+stage: sft
+finetuning_type: lora
+lora_rank: 4
+cutoff_len: 128
+bf16: true
+"""
+ADAPTED_BY_TRL = (
+    "model_name_or_path: ./llama\nuse_peft: true\nlora_r: 4\nmax_length: 128\nbf16: true\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "lora"),
+    [
+        (LLAMA_FACTORY + "lora_target: all\n", LoRA(4, "all-linear", text_alone=True)),
+        (LLAMA_FACTORY, LoRA(4, "all-linear", text_alone=True)),
+        (
+            LLAMA_FACTORY + "lora_target: q_proj, v_proj\nuse_dora: true\n",
+            LoRA(4, "q_proj,v_proj", dora=True, text_alone=True),
+        ),
+        (
+            LLAMA_FACTORY + "freeze_vision_tower: false\nquantization_bit: 8\nuse_rslora: true\n",
+            LoRA(4, "all-linear", "int8"),
+        ),
+        (
+            AXOLOTL.replace("lora_target_linear: true", "lora_target_modules: [q_proj, gate_proj]")
+            + "peft_use_dora: true\npeft_use_rslora: true\n",
+            LoRA(32, "q_proj,gate_proj", "nf4-double", dora=True),
+        ),
+        (
+            AXOLOTL.replace("4bit", "8bit").replace(
+                "lora_target_linear: true", r"lora_target_modules: '.*layers.[\d]+.mlp.up_proj'"
+            ),
+            LoRA(32, r".*layers.[\d]+.mlp.up_proj", "int8"),
+        ),
+        (
+            ADAPTED_BY_TRL + "lora_target_modules: [up_proj, down_proj]\nload_in_8bit: true\n",
+            LoRA(4, "up_proj,down_proj", "int8"),
+        ),
+        (
+            ADAPTED_BY_TRL + "lora_target_modules: all-linear\nuse_dora: true\n",
+            LoRA(4, "all-linear", dora=True),
+        ),
+    ],
+)
+def test_adapters_are_read_as_the_framework_adds_them(text: str, lora: LoRA) -> None:
+    read = training_of_file(write(text), 8)
+    assert read.lora == lora
+    assert [doubt for doubt in read.doubts if "lora" in doubt or "bit" in doubt] == []
+
+
+def test_what_is_frozen_beside_adapters_is_doubted_without_them() -> None:
+    full = LLAMA_FACTORY.replace("lora\n", "full\n") + "freeze_vision_tower: true\n"
+    assert any("freeze_vision_tower" in doubt for doubt in training_of_file(write(full), 8).doubts)
 
 
 def test_a_file_of_axolotl() -> None:
@@ -190,7 +249,6 @@ def test_axolotls_batch_of_a_rank() -> None:
         "rl: dpo",
         "use_galore: true",
         "unfrozen_parameters: [a]",
-        "peft_use_dora: true",
         "qat: {a: 1}",
     ],
 )
@@ -209,7 +267,7 @@ def test_an_optimizer_or_adapter_of_another_kind_is_doubted() -> None:
     text = FACTORY.replace("bf16: true", "bf16: true\noptim: adafactor\nquantization_bit: 8")
     doubts = " ".join(training_of_file(write(text), 8).doubts)
     assert "optim = adafactor" in doubts
-    assert "quantization_bit = 8" in doubts
+    assert "quantization = int8 without adapters" in doubts
     frozen = FACTORY.replace("finetuning_type: full", "finetuning_type: freeze")
     assert "finetuning_type = freeze" in " ".join(training_of_file(write(frozen), 8).doubts)
 

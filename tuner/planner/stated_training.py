@@ -179,7 +179,7 @@ def fit_training(
         global_batch=global_batch,
     )
     doubts = (*answer.doubts, *found.training.doubts)
-    return replace(answer, assumed=found.sentences, doubts=doubts)
+    return replace(answer, assumed=(*found.sentences, *answer.assumed), doubts=doubts)
 
 
 def _by_its_sizes(training: StatedTraining) -> str:

@@ -16,8 +16,6 @@ from tuner.workload.scripts.frameworks.facts import Facts
 from tuner.workload.scripts.frameworks.settings import Settings
 from tuner.workload.scripts.frameworks.sharding import Sharding, sharding_of
 
-#: Linear layers of an MLP, by their names in transformers.
-_MLP = re.compile(r"gate|up_proj|down_proj|fc\d|mlp|dense_h|dense_4h|w[123]\b|all.linear")
 #: Scripts of TRL and the like whose loss is another than the next token's.
 _OTHER_LOSS = re.compile(r"(?:run_)?(?:dpo|kto|grpo|orpo|ppo|rloo|cpo|gkd|reward\w*|online_dpo)")
 #: Sizes without which there is no model, by their names in a config.json.
@@ -181,6 +179,8 @@ def _lora(facts: Facts) -> LoRA | None:
     if with_adapters != "true":
         if quantization:
             facts.doubt("quantization", f"{quantization} without adapters")
+        if frozen := facts.given("lora_text_alone"):
+            facts.doubt(facts.named("lora_text_alone"), frozen)
         return None
     rank, key, default = (
         facts.number("lora_rank"),
@@ -192,26 +192,31 @@ def _lora(facts: Facts) -> LoRA | None:
             raise InputError(f"{facts.source} trains adapters without {key}; give their rank")
         rank = default
         facts.assumed.append(f"adapters of rank {rank}, the default of {key}")
-    return LoRA(rank, _targets(facts), quantization or "none")
+    dora = facts.case("dora") == "true"
+    if dora:
+        facts.assumed.append("DoRA's arithmetic of the norms of weights is left out")
+    return LoRA(
+        rank,
+        _targets(facts),
+        quantization or "none",
+        dora=dora,
+        text_alone=facts.holding("lora_text_alone") == "true",
+    )
 
 
 def _targets(facts: Facts) -> str:
-    """Return the modules with adapters: "attention" or "all-linear"."""
+    """Return the modules with adapters, as in `LoRA.targets`."""
     if found := facts.holding("lora_targets"):
         return found
     given = facts.given("lora_targets")
-    names = given if isinstance(given, list) else str(given or "").split(",")
+    if isinstance(given, str) and re.search(r"[()\[\]\\|*+?^$]", given):
+        return given  # a regular expression of peft
+    names = given if isinstance(given, list) else re.split(r"[,\s]+", str(given or ""))
     names = [str(name).strip() for name in names if str(name).strip()]
     if not names:
         facts.assumed.append("adapters on attention, as no targets are named")
         return "attention"
-    wide = any(_MLP.search(name) for name in names)
-    kinds = {re.sub(r"^.*?(\w+?)(_proj)?$", r"\1", name) for name in names}
-    whole = {"q", "k", "v", "o"} | ({"gate", "up", "down"} if wide else set())
-    if kinds != whole:
-        modules = "every linear layer" if wide else "attention"
-        facts.assumed.append(f"adapters on {modules} in place of {', '.join(names)[:80]}")
-    return "all-linear" if wide else "attention"
+    return ",".join(names)
 
 
 def _program(
