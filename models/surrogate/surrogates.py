@@ -217,20 +217,23 @@ class Surrogates:
         together = float(time @ power) / max(float(np.sqrt((time @ time) * (power @ power))), 1e-12)
         return together * n / (n + SHRINK)
 
-    def sample(self, configurations: Rows, normals: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def sample(
+        self, configurations: Rows, normals: np.ndarray, *, widened: float = 1.0
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Return draws of log step time and log power, (draws, len(configurations)) each.
 
-        They are as wide as `with_intervals`, and nothing is only believed in them.
+        Nothing is only believed in them.
 
         Args:
             normals: standard normal draws, (draws, 2, at least len(configurations)).
+            widened: share of the widening of `with_intervals`.
         """
         x = self.features.transform(configurations)
         drawn = []
         for i, output in enumerate(self._outputs):
             here = output.regressor.draw(x, normals[:, i])
             centre = here.mean(axis=0)
-            wide = centre + self.widening[i] * (here - centre)
+            wide = centre + (1 + widened * (self.widening[i] - 1)) * (here - centre)
             drawn.append(wide + output.base(configurations))
         return drawn[0], drawn[1]
 

@@ -143,19 +143,18 @@ def test_time_includes_the_expected_length_of_the_next_probes():
         (
             StopReason(
                 "not_worth_it",
-                {"regret": 0.02, "probability": 0.06, "expected_gain": 0.003, "needed_kJ": 3.2},
+                {"regret": 0.01, "probability": 0.07, "needed_kJ": 3.2},
             ),
-            "The search ended: trying another configuration takes 3.20 kJ and would hardly "
-            "change the front.",
+            "The search ended: no point of the front is more than 1 % better than what was found "
+            "(93 % sure); trying another configuration takes 3.20 kJ.",
         ),
         (
             StopReason(
                 "not_worth_it",
-                {"regret": 0.02, "probability": 0.06, "expected_gain": 0.01, "needed_kJ": 3.2},
+                {"regret": 0.0, "probability": 0.0, "needed_kJ": 3.2, "of_answer": 1.0},
             ),
-            "The search ended: more than 2.0 % of the front is left to find with a probability of "
-            "6.0 %; trying another configuration takes 3.20 kJ and is expected to move the front "
-            "by 1.0 %.",
+            "The search ended: no other configuration is better than the best one found (more "
+            "than 99.9 % sure); trying another configuration takes 3.20 kJ.",
         ),
         (
             StopReason("node_failures", {"failures": 3}, "no GPU"),

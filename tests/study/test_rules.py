@@ -25,16 +25,15 @@ from tuner.answer.state import StudyState
 from tuner.executors.local import SimulatedExecutor
 from tuner.problem.constraints import Constraints
 from tuner.problem.from_recording import table_problem
-from tuner.problem.settings import StopReason, stop_sentence
+from tuner.problem.settings import SearchSettings, StopReason, stop_sentence
 from tuner.problem.study_spec import StudySpec
-from tuner.search.planner import PlanningState, ProbePlan, ProbePlanner
+from tuner.search.planner import ProbePlan
 from tuner.search.question import Question
 from tuner.search.regret import RegretEstimate
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import load_job
-from tuner.study.loop import SearchLoop
 from tuner.study.rules import (
     idle_share,
     node_failures,
@@ -51,7 +50,6 @@ from tuner.workload.records.probe import (
     Runner,
     Scope,
 )
-from tuner.workload.records.table import TableRunner, load_table
 
 
 def spec_of(folder: Path) -> StudySpec:
@@ -59,14 +57,25 @@ def spec_of(folder: Path) -> StudySpec:
     return StudySpec("s", None, problem)
 
 
-def test_the_share_that_a_search_ends_on_is_the_one_that_was_tested(tmp_path: Path) -> None:
-    # A front that is drawn small has a noise of more than itself.
-    estimate = RegretEstimate(np.full(8, 0.05), np.full(8, 1.9), np.zeros(8))
-    plan = ProbePlan((CONFIGURATIONS[0],), "", expected_gain=0.01, regret=estimate)
-    reason = reason_to_stop(StudyState(spec_of(tmp_path), [record()]), plan, 1.0)
-    assert reason is not None
-    assert reason.figures["regret"] == pytest.approx(0.1)
-    assert "more than 10 % of the front is left to find" in stop_sentence(reason)
+@pytest.mark.parametrize(
+    ("share", "lost", "ends"),
+    [(0.01, 0.0099, True), (0.01, 0.0101, False), (0.05, 0.0101, True), (0.0, 0.0, True)],
+)
+def test_a_search_ends_when_more_than_the_user_asked_is_unlikely_to_be_left(
+    tmp_path: Path, share: float, lost: float, ends: bool
+) -> None:
+    # In one draw of ten more is lost: too many. In one of twelve it is not.
+    spec = spec_of(tmp_path)
+    spec = replace(spec, settings=SearchSettings(front_regret=share))
+    for draws, few in ((10, False), (12, True)):
+        lost_in = np.full(draws, np.log1p(lost))
+        lost_in[0] = 0.5
+        plan = ProbePlan((CONFIGURATIONS[0],), "", regret=RegretEstimate(lost_in))
+        reason = reason_to_stop(StudyState(spec, [record()]), plan, 1.0)
+        assert (reason is not None) == (ends and few)
+        if reason is not None:
+            assert reason.figures["regret"] == share
+            assert "sure); trying another configuration takes" in stop_sentence(reason)
 
 
 @pytest.mark.parametrize(
@@ -175,37 +184,6 @@ def test_probes_that_a_node_ends_together_count_once(
         for began, end in seconds
     ]
     assert (node_failures(records, 0) is not None) == ends
-
-
-class CertainPlanner(ProbePlanner):
-    """Planner that expects nothing more, with one setting next to the front left to confirm."""
-
-    def plan(self, state: PlanningState) -> ProbePlan | None:
-        first, beside = self._configurations[:2]
-        nothing = RegretEstimate(*np.zeros((3, 8)))
-        known = {c for one in state.records for c in one.request.configurations()}
-        confirming = ProbePlan((beside,), "next to the front", regret=nothing, confirms=True)
-        return ProbePlan(
-            (first,),
-            "expected improvement",
-            regret=nothing,
-            before_end=None if beside in known else confirming,
-        )
-
-
-def test_a_search_confirms_the_front_before_it_ends(tmp_path: Path) -> None:
-    spec = spec_of(tmp_path)
-    table = load_table(tmp_path)
-    loop = SearchLoop(
-        spec=spec,
-        executor=SimulatedExecutor(TableRunner(table, table.groups[0].name, seed=0)),
-        planner_of=lambda problem: CertainPlanner(problem.candidates),
-        records=(),
-    )
-    assert loop.run().kind == "not_worth_it"
-    beside = spec.problem.candidates.configurations[1]
-    searched = [r.request.configurations() for r in loop.records if r.request.purpose == "search"]
-    assert searched == [(beside,)]
 
 
 def test_the_share_of_an_idle_node_is_measured_or_stated_and_unknown_for_a_recording(

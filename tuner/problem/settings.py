@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
-from tuner.formatting import Units, duration, label, percent
+from tuner.formatting import Units, duration, label, percent, probability
 from tuner.search_spaces.options import check_options, option
 from tuner.workload.records.probe import STAND_IN_W, WindowPolicy
 
@@ -60,13 +60,14 @@ class SearchSettings:
         above=0,
         alias="search-share",
     )
-    max_regret: float = option(
-        0.02,
-        "end the search of a recording when it is unlikely (under 10 %) that more than this share "
-        "of the front's hypervolume, and more than the noise, is left to find; the search of a job "
-        "ends when what is left would not repay the next probe over the training",
+    front_regret: float = option(
+        0.01,
+        "end the search once no configuration is likely (90 % sure) to be better than what was "
+        "found by more than this (default: 1%), or earlier, if what is left to find would not "
+        "repay the next probe",
+        unit="share",
         least=0,
-        keyword_only=True,
+        alias="front-regret",
     )
     verify: bool = option(
         True, "launch the choice and today's configuration again until the choice is sure"
@@ -164,7 +165,7 @@ class SearchSettings:
 
 #: Expected gain of a probe below which its sentence names no figure.
 HARDLY = 0.005
-#: A search ends when more than the allowed regret is left with a smaller probability than this.
+#: A search ends when the regret is larger than the user asked with a smaller probability than this.
 STOP_PROBABILITY = 0.1
 #: Kinds of a `StopReason` that are limits of the search.
 LIMITS = ("max_probes", "probe_budget", "search_share", "time")
@@ -224,20 +225,17 @@ def energy_not_repaid(left_kJ: float, cost_kJ: float) -> StopReason | None:
     return StopReason("not_worth_it", {"needed_kJ": cost_kJ, "left_kJ": left_kJ})
 
 
-def little_left(
-    settings: SearchSettings, regret: Any, cost_kJ: float, expected_gain: float
-) -> StopReason | None:
-    """Return the end of a recording's search if it is unlikely that much is left to find.
+def little_left(settings: SearchSettings, regret: Any, cost_kJ: float) -> StopReason | None:
+    """Return the end of a search if it is unlikely that more is left to find than the user asked.
 
-    Much is more than `max_regret` and than the noise; `regret` is of `tuner.search.regret`.
+    `regret` is of `tuner.search.regret`.
     """
-    probability = regret.probability_above(settings.max_regret)
-    if probability >= STOP_PROBABILITY:
+    above = regret.probability_above(settings.front_regret)
+    if above >= STOP_PROBABILITY:
         return None
     figures = {
-        "regret": regret.detection_threshold(settings.max_regret),
-        "probability": probability,
-        "expected_gain": expected_gain,
+        "regret": settings.front_regret,
+        "probability": above,
         "needed_kJ": cost_kJ,
         "of_answer": float(regret.of_answer),
     }
@@ -302,14 +300,12 @@ def _not_worth_it(figures: Mapping[str, float]) -> str:
         figures.get(f"{quantity}_{unit}") for quantity in ("left", "saved") for unit in _UNITS
     ):
         return f"{trying} and would save nothing"
-    if figures.get("expected_gain", 1.0) < HARDLY:
-        return f"{trying} and {_brings(figures)}"
     if "probability" in figures:
-        regret, probability = percent(figures["regret"]), percent(figures["probability"])
-        left = f"more than {regret} of the front is left to find"
+        more = f"more than {100 * figures['regret']:g} % better" if figures["regret"] else "better"
+        left = f"no point of the front is {more} than what was found"
         if figures.get("of_answer"):
-            left = f"the choice can be improved by more than {regret}"
-        return f"{left} with a probability of {probability}; {trying} and {_brings(figures)}"
+            left = f"no other configuration is {more} than the best one found"
+        return f"{left} ({probability(1 - figures['probability'])} sure); {trying}"
     if "left_kJ" in figures or "left_s" in figures:
         left = f"and all that is left to find would save {amount('left')}"
         return f"{trying}, {left} of the training"

@@ -8,25 +8,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tuner.models.memory_margin import LIKELY_FROM, learned_margin
 from tuner.models.surrogate.features import FeatureMap
-from tuner.models.surrogate.kernel import LIVE
 from tuner.models.surrogate.surrogates import Surrogates
 from tuner.models.surrogate.ties import TOLERANCE, first_best
-from tuner.pareto import nondominated
-from tuner.search.candidate_pool import LIKELY, CandidatePool, CandidateView
+from tuner.search.candidate_pool import CandidatePool
 from tuner.search.crash_causes import LAST, CrashCauses
 from tuner.search.deferral import LargerBatches, SlackLimits, UnreachedClocks
 from tuner.search.joint_draws import LIVE_DRAWN, JointDraws
 from tuner.search.observations import Observations
 from tuner.search.planner import MAX_LIVE, PlanningState, ProbePlan, ProbePlanner
-from tuner.search.regret import LEAST_MEASUREMENTS, RegretEstimate, regret_of
-from tuner.search.score import best_probe
+from tuner.search.regret import LEAST_MEASUREMENTS, RegretEstimate, best_probe
 from tuner.search_spaces.configuration import Configuration
 from tuner.workload.records.probe import ProbeRecord
 
@@ -38,8 +34,6 @@ if TYPE_CHECKING:
 START_LAUNCHES = 6
 #: Launches in flight, as a share of the measured ones, beyond which a probe waits for results.
 IN_FLIGHT_SHARE = 0.4
-#: Measured launches from which settings next to the front are due (`beside_front`).
-BELIEVED_FROM = 3
 
 
 def farthest(
@@ -156,10 +150,7 @@ class CandidatePlanner(ProbePlanner):
         if closed[self._members[running]].all() or self._starting(observations, fresh):
             return None
         plan = self._improvement_plan(state, observations, closed, chances, running_launch=running)
-        for each in (plan, plan and plan.before_end):
-            if each and each.launch == so_far.request.launch:
-                return each
-        return None
+        return plan if plan and plan.launch == so_far.request.launch else None
 
     def lessons(self, records: Sequence[ProbeRecord]) -> tuple[str, ...]:
         """Return which launches come first after crashes."""
@@ -286,13 +277,8 @@ class CandidatePlanner(ProbePlanner):
             seed=self._seed,
         )
         best = best_probe(drawn, state.cost, MAX_LIVE, running_launch)
-        members = best.members[:1]
+        members = [best.member]
         regret = self._regret_of(observations, drawn)
-        before_end = None
-        if state.question is None:
-            measured = front[~np.isin(front.members, observations.pending)]
-            on_front = measured.members[nondominated(*measured.points.T)]
-            before_end = self._before_end(state, on_front, candidates, closed, running_launch)
         return self._plan_of(
             members,
             "expected improvement",
@@ -302,45 +288,15 @@ class CandidatePlanner(ProbePlanner):
             first_J=best.first_J,
             extendable=self._extendable(members, closed),
             regret=regret,
-            before_end=before_end and replace(before_end, regret=regret),
-        )
-
-    def _before_end(
-        self,
-        state: PlanningState,
-        on_front: np.ndarray,
-        candidates: CandidateView,
-        closed: np.ndarray,
-        running_launch: int | None,
-    ) -> ProbePlan | None:
-        # None until the front is one of several launches, as far as there are any.
-        launches = {int(self._launch_of[m]) for m in np.flatnonzero(closed)}
-        if len(launches) < min(BELIEVED_FROM, len(self._members)):
-            return None
-        due = beside_front(self.features, self._members, self._launch_of, on_front, candidates)
-        if running_launch is not None:
-            due = [candidate for candidate in due if self._launch_of[candidate] == running_launch]
-        if not due:
-            return None
-        posterior = candidates.posterior[np.flatnonzero(candidates.members == due[0])]
-        joules = state.cost.visit_J(posterior.power_W, posterior.step_time_s)
-        if running_launch is None:
-            joules = joules + state.cost.launch_J(posterior.power_W)
-        cost_J = float(joules[0])
-        return self._plan_of(
-            due[:1],
-            "next to the front",
-            cost_J=cost_J,
-            first_J=cost_J,
-            extendable=self._extendable(due[:1], closed),
-            confirms=True,
         )
 
     def _regret_of(self, observations: Observations, drawn: JointDraws) -> RegretEstimate | None:
         # None with too few measurements to fit the hyperparameters, and until two live settings of
         # a launch are measured: launches begin at like settings, which tell nothing of the others.
         few = len(observations.measured) < LEAST_MEASUREMENTS
-        return None if few or not self._live_varied(observations) else regret_of(drawn)
+        if few or not self._live_varied(observations):
+            return None
+        return RegretEstimate(drawn.regret, drawn.question is not None)
 
     def _live_varied(self, observations: Observations) -> bool:
         launches = [int(self._launch_of[i]) for i in {m.candidate for m in observations.measured}]
@@ -350,55 +306,3 @@ class CandidatePlanner(ProbePlanner):
     def _extendable(self, members: Sequence[int], closed: np.ndarray) -> bool:
         others = np.setdiff1d(self._members[self._launch_of[members[0]]], members)
         return not closed[others].all()
-
-
-# Live settings next to the measured front are measured before a search believes a curve. A smooth
-# surrogate draws a knee too high between two windows, and noise can hide a whole curve: the front
-# is then believed to end where it does not. So a launch is not left, nor a search ended, while a
-# live setting next to the measured front was never tried.
-
-#: Settings nearer than this share of a knob's range count as one: of a clock in steps of 15 MHz the
-#: whole curve would be measured, step by step.
-RESOLUTION = 0.1
-ROUNDING = 1e-9
-
-
-def beside_front(
-    features: FeatureMap,
-    members: Sequence[np.ndarray],
-    launch_of: np.ndarray,
-    front: Sequence[int] | np.ndarray,
-    candidates: CandidateView,
-) -> list[int]:
-    """Return the open live settings next to those of the front, the lowest levels first.
-
-    Args:
-        members: candidates of each launch.
-        launch_of: launch of each candidate.
-        front: measured candidates that no other one dominates.
-        candidates: that may be proposed; one that probably equals another or cannot run is left.
-    """
-    live = np.flatnonzero(features.kinds == LIVE)
-    likely = set(candidates.members[candidates.chances >= LIKELY].tolist())
-    found: dict[int, None] = {}
-    for candidate in front:
-        rows = members[launch_of[candidate]]
-        if not likely.intersection(rows.tolist()):
-            continue
-        apart = features.matrix[rows][:, live] - features.matrix[candidate, live]
-        for column in range(len(live)):
-            others = np.delete(apart, column, axis=1)
-            alone = (np.abs(others) < ROUNDING).all(axis=1)
-            for side in (-1.0, 1.0):
-                found |= dict.fromkeys(_next(rows, side * apart[:, column], alone, likely))
-    return sorted(found, key=lambda row: (float(features.matrix[row, live].sum()), row))
-
-
-def _next(rows: np.ndarray, ahead: np.ndarray, alone: np.ndarray, likely: set[int]) -> list[int]:
-    # The farthest setting within reach; none if one of those within reach is not open.
-    ahead = np.where(alone & (ahead > ROUNDING), ahead, np.inf)
-    reach = max(float(ahead.min()), RESOLUTION) + ROUNDING
-    within = np.flatnonzero(ahead <= reach)
-    if not len(within) or not all(int(row) in likely for row in rows[within]):
-        return []
-    return [int(rows[within[ahead[within].argmax()]])]

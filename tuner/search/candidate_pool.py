@@ -8,11 +8,14 @@ hyperparameters are fitted.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
+from scipy.spatial.distance import cdist
 
 from tuner.models.memory_margin import REFUSED_BELOW
+from tuner.models.surrogate.features import FeatureMap
+from tuner.models.surrogate.kernel import LIVE
 from tuner.models.surrogate.surrogates import Posterior, Surrogates
 from tuner.pareto import nondominated
 from tuner.search.observations import Observations
@@ -24,6 +27,9 @@ ALL_CANDIDATES = 100_000
 #: measurements^2 x candidates from which fewer are taken, what their posterior takes (0.1 s of a
 #: core), and the number that is taken however many measurements there are.
 MOST_WORK, LEAST_TAKEN = 400_000_000, 1000
+#: Standard deviation of a knee's error over the distance to the next measured setting, a share of a
+#: knob's range.
+KNEE = 0.15
 #: Chance from which a candidate is not left for last where nothing is worth anything.
 LIKELY = 0.5
 
@@ -58,6 +64,8 @@ class CandidateView:
     # closed by it: it weighs what a candidate is worth.
     chances: np.ndarray
     gpus: np.ndarray
+    # standard deviation of a further error of log time and log power, (n,) (`knee_sd`).
+    rough: np.ndarray
 
     def __getitem__(self, rows: np.ndarray) -> CandidateView:
         """Return the view of these rows alone."""
@@ -77,6 +85,27 @@ class CandidateView:
         """Return a mask of the draws in which each counts, (draws, n)."""
         shares = (np.random.default_rng(0).permutation(draws) + 0.5) / draws
         return np.asarray(shares[:, None] < self.chances)
+
+
+def knee_sd(features: FeatureMap, known: CandidateView, tried: CandidateView) -> np.ndarray:
+    """Return the error of each open setting next to the measured front, a standard deviation, (n,).
+
+    A smooth surrogate draws a knee too high between two windows, and noise can hide a whole curve:
+    the front is then believed to end where it does not. So where the nearest measured setting of a
+    launch is on the front, an open one may lie off the curve, the farther the more (`KNEE`).
+    """
+    live = features.kinds == LIVE
+    on_front = nondominated(*known.points.T)
+    sd = np.zeros(len(tried.members))
+    for launch in np.unique(known.launch_of[on_front]):
+        rows, own = np.flatnonzero(tried.launch_of == launch), known.launch_of == launch
+        open_, measured = (
+            features.matrix[each][:, live] for each in (tried.members[rows], known.members[own])
+        )
+        apart = cdist(open_, measured)
+        nearest = apart.argmin(axis=1)
+        sd[rows] = KNEE * apart.min(axis=1) * on_front[own][nearest]
+    return sd
 
 
 class CandidatePool:
@@ -109,11 +138,13 @@ class CandidatePool:
         measured = dict.fromkeys(m.candidate for m in observations.measured)
         believed = np.array([*measured, *observations.pending])
         open_ = self.tracked[~closed[self.tracked]]
-        return self._view(believed, chances), self._view(open_, chances)
+        known, tried = self._view(believed, chances), self._view(open_, chances)
+        return known, replace(tried, rough=knee_sd(self._surrogates.features, known, tried))
 
     def _view(self, members: np.ndarray, chances: np.ndarray) -> CandidateView:
         launch_of, posterior = self._launch_of[members], self._surrogates.predict(members)
-        return CandidateView(members, launch_of, posterior, chances[members], self._gpus[launch_of])
+        gpus, smooth = self._gpus[launch_of], np.zeros(len(members))
+        return CandidateView(members, launch_of, posterior, chances[members], gpus, smooth)
 
     def _sample(self, observations: Observations, closed: np.ndarray) -> np.ndarray:
         measured, n = observations.measured, len(closed)

@@ -1,14 +1,13 @@
 """Joint draws of the measured candidates and of the open ones that matter.
 
-One set of draws tells what a probe is worth (`tuner.search.score`), what the search still misses
-(`tuner.search.regret`), and both for a question. Each draw is at hyperparameters of its own, and
-they are as wide as the intervals of the answer, because the plain posterior is too sure of itself
-after a few measurements.
+One set of draws tells what a probe is worth and what the search still misses, of the front or of a
+question (`tuner.search.regret`). Each draw is at hyperparameters of its own, and they are wider
+than the plain posterior, which is too sure of itself after a few measurements.
 """
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, reduce
 
 import numpy as np
 
@@ -17,9 +16,10 @@ from tuner.models.surrogate.surrogates import Surrogates
 from tuner.models.surrogate.ties import ranked
 from tuner.pareto import improvement
 from tuner.search.candidate_pool import CandidateView
-from tuner.search.log_regret import LogRegret
 from tuner.search.question import Question
 
+#: Share of the widening of the answer's intervals: a search pays for each doubt.
+WIDENED = 0.5
 #: Number of draws.
 DRAWS = 128
 #: Measured candidates that are drawn, those nearest to the front; open ones, those with the most to
@@ -27,17 +27,19 @@ DRAWS = 128
 MEASURED_DRAWN, OPEN_DRAWN, LIVE_DRAWN = 64, 128, 64
 #: What an open candidate may gain is judged this number of standard deviations below its mean.
 OPTIMISM_SD = 2.0
-#: Added to the log time of a candidate in draws in which it does not count.
+#: Added to the logarithms of a candidate in draws in which it does not count.
 FAR = 50.0
 
 
 class JointDraws:
     """Draws of log energy and log time, (draws, measured + open).
 
+    In a draw in which a candidate does not count, because it hardly fits or hardly runs as set, it
+    is far behind.
+
     Attributes:
         measured, still_open: the candidates that are drawn.
-        counts: whether each counts in each draw: what hardly fits, or hardly runs as set, counts
-            in few.
+        count: number of the measured ones.
     """
 
     def __init__(
@@ -54,34 +56,38 @@ class JointDraws:
         promise, near = _promise(surrogates, measured, still_open, question)
         self.measured = measured[np.sort(ranked(near)[:MEASURED_DRAWN])]
         self.still_open = still_open[_whole_launches(still_open.launch_of, promise, running_launch)]
-        self._count = len(self.measured.members)
+        self.count = len(self.measured.members)
         both = np.append(self.measured.members, self.still_open.members)
         width = MEASURED_DRAWN + OPEN_DRAWN + LIVE_DRAWN
         normals = quasi_normal(DRAWS, 2 * width, seed).reshape(DRAWS, 2, width)
-        time, power = surrogates.sample(both, normals)
-        self.counts = np.ones(time.shape, dtype=bool)
-        self.counts[:, self._count :] = self.still_open.counting(DRAWS)
-        self.energy, self.time = time + power, time
+        time, power = surrogates.sample(both, normals, widened=WIDENED)
+        rough = np.random.default_rng(seed).standard_normal((2, DRAWS, OPEN_DRAWN + LIVE_DRAWN))
+        for log, error in zip((time, power), rough, strict=True):
+            log[:, self.count :] += error[:, : time.shape[1] - self.count] * self.still_open.rough
+        gpus = np.append(self.measured.gpus, self.still_open.gpus)
+        logs = time + power, time
+        # Of each figure that is to be low, or of the question's loss.
+        self._logs = logs if question is None else (question.loss(*logs, gpus),)
+        for log in self._logs:
+            log[:, self.count :] += FAR * ~self.still_open.counting(DRAWS)
 
     @cached_property
-    def front(self) -> LogRegret:
-        """Regret of the front; a candidate that does not count is far behind it."""
-        far = np.where(self.counts, 0.0, FAR)
-        return LogRegret(self.energy + far, self.time + far, measured=self._count)
+    def worse(self) -> np.ndarray:
+        """Log factor by which each candidate is worse than each open one, in energy or time or for
+        the question, (draws, open, measured + open)."""
+        each = (log[:, None, :] - log[:, self.count :, None] for log in self._logs)
+        return np.asarray(reduce(np.maximum, each))
 
     @cached_property
     def losses(self) -> np.ndarray:
-        """Loss of each in each draw; infinite where it does not count."""
-        assert self.question is not None
-        gpus = np.append(self.measured.gpus, self.still_open.gpus)
-        losses = self.question.loss(self.energy, self.time, gpus)
-        return np.where(self.counts, losses, np.inf)
+        """Log factor by which the best measured candidate is worse than each open one, at least 0,
+        (draws, open)."""
+        return np.maximum(self.worse[:, :, : self.count].min(axis=2), 0.0)
 
-    @property
-    def answer_gains(self) -> np.ndarray:
-        """Improvement of the answer by each open candidate, (draws, open)."""
-        least = self.losses[:, : self._count].min(axis=1, keepdims=True)
-        return np.maximum(least - self.losses[:, self._count :], 0.0)
+    @cached_property
+    def regret(self) -> np.ndarray:
+        """Regret of each draw, (draws,)."""
+        return np.asarray(self.losses.max(axis=1))
 
 
 def _promise(

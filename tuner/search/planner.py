@@ -61,18 +61,13 @@ class ProbePlan:
     reason: str
     # expected fall of the log regret per predicted joule; NaN if not estimated.
     score: float = math.nan
-    # share of the front's hypervolume that the probe is expected to add; infinite if not estimated.
+    # expected fall of the regret (`tuner.search.regret`), a logarithm; infinite if not estimated.
     expected_gain: float = math.inf
     # predicted joules of the probe, its probable continuation included; NaN if not estimated.
     cost_J: float = math.nan
     first_J: float = math.nan
     extendable: bool = False
     regret: RegretEstimate | None = None
-    # True if it measures next to the front what the surrogates believe to know: it is made although
-    # little is left to find, unless it cannot repay its energy.
-    confirms: bool = False
-    # probe to make instead if the search, or the launch, would end here; None if there is none.
-    before_end: ProbePlan | None = None
 
     @property
     def launch(self) -> Settings:

@@ -38,14 +38,13 @@ from tuner.study.rules import (
     baseline_due,
     front_to_beat,
     further_launches,
-    further_or_end,
     idle_share,
     measured_job_kJ,
     measured_launches,
     node_failures,
     peak_limit_of,
-    probe_or_end,
     question_of,
+    reason_to_stop,
     repeat_due,
     with_next_probe,
 )
@@ -480,8 +479,8 @@ class SearchLoop:
                 unsafe = self._question.peak_limit is not None
                 self._stopped = StopReason("unsafe" if unsafe else "exhausted")
             return None
-        plan, cost_kJ, reason = probe_or_end(self.state, plan, self.expected_kJ)
-        if reason:
+        cost_kJ = self.expected_kJ(plan.configurations, plan.cost_J / 1000)
+        if reason := reason_to_stop(self.state, plan, cost_kJ):
             if not self._flying:
                 self._stopped = reason
             return None
@@ -574,8 +573,8 @@ class SearchLoop:
             return ()
         used_kJ = self._cost.launch_kJ(self.records)
         used_kJ += math.fsum(m.energy_J for m in so_far.measurements) / 1000
-        plan, cost_kJ, reason = further_or_end(self.state, plan, self._cost.further_kJ)
-        if reason:
+        cost_kJ = self._cost.further_kJ(plan.configurations, plan.cost_J / 1000)
+        if reason_to_stop(self.state, plan, cost_kJ):
             return ()
         more_kJ = max(0.0, used_kJ - flight.cost_kJ) + cost_kJ
         if self._limit(more_kJ, searching=True, count=0):
@@ -650,5 +649,5 @@ def _new_lessons(planner: ProbePlanner, records: Sequence[ProbeRecord]) -> list[
 
 def _why(plan: ProbePlan) -> str:
     if math.isfinite(plan.expected_gain):
-        return f"{plan.reason}: {percent(plan.expected_gain)} of the front's hypervolume"
+        return f"{plan.reason}: {percent(plan.expected_gain)}"
     return plan.reason

@@ -9,8 +9,6 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 from itertools import takewhile
 
-import numpy as np
-
 from tuner.answer.judge import FurtherLaunches
 from tuner.answer.parts import Point
 from tuner.answer.state import StudyState
@@ -115,49 +113,16 @@ def idle_share(problem: Problem, records: Sequence[ProbeRecord]) -> float:
 
 
 def reason_to_stop(state: StudyState, plan: ProbePlan, cost_kJ: float) -> StopReason | None:
-    """Return why the search may end instead of making this probe, or None.
+    """Return why the search, or a launch, may end instead of making this plan, or None.
 
-    With a job of known length, what is left to find has to repay the probe (`not_repaid`). Else
-    no training is known to come, so it has to be much (`little_left`). With limits or an objective
-    it is the answer that can be improved, else the front. A probe that confirms the front is made
-    although little is left.
+    It may when little is left to find (`little_left`), or when that would not repay the probe over
+    a job of known length (`not_repaid`). With limits or an objective it is the answer that can be
+    improved, else the front.
     """
-    problem, settings = state.spec.problem, state.spec.settings
-    if problem.repays or plan.regret is None or plan.confirms:
-        return not_repaid(state, plan, cost_kJ)
-    return little_left(settings, plan.regret, cost_kJ, plan.expected_gain)
-
-
-def probe_or_end(
-    state: StudyState,
-    plan: ProbePlan,
-    expected_kJ: Callable[[Sequence[Configuration], float], float],
-) -> tuple[ProbePlan, float, StopReason | None]:
-    """Return the probe to make with its cost in kilojoules, and why to end instead, or None.
-
-    Where a plan would end the search, the one that is due before the end takes its place.
-    """
-    cost_kJ = expected_kJ(plan.configurations, plan.cost_J / 1000)
-    reason = reason_to_stop(state, plan, cost_kJ)
-    if reason and plan.before_end is not None:
-        return probe_or_end(state, plan.before_end, expected_kJ)
-    return plan, cost_kJ, reason
-
-
-def further_or_end(
-    state: StudyState,
-    plan: ProbePlan,
-    expected_kJ: Callable[[Sequence[Configuration], float], float],
-) -> tuple[ProbePlan, float, StopReason | None]:
-    """Return further settings of a running launch as `probe_or_end` does.
-
-    One of several launches ends only where its windows cannot repay their energy: to come back to
-    it would cost another launch. The only launch ends where the search would.
-    """
-    if len(state.spec.problem.candidates.launches) < 2:
-        return probe_or_end(state, plan, expected_kJ)
-    cost_kJ = expected_kJ(plan.configurations, plan.cost_J / 1000)
-    return plan, cost_kJ, not_repaid(state, plan, cost_kJ)
+    if plan.regret is None:
+        return None
+    little = little_left(state.spec.settings, plan.regret, cost_kJ)
+    return little or not_repaid(state, plan, cost_kJ)
 
 
 def not_repaid(state: StudyState, plan: ProbePlan, cost_kJ: float) -> StopReason | None:
@@ -170,9 +135,7 @@ def not_repaid(state: StudyState, plan: ProbePlan, cost_kJ: float) -> StopReason
         return None
     best, _ = state.judge.choose()
     whole_kJ = (best or state.front[-1]).energy_to_solution_kJ
-    # A fall of log energy by s leaves exp(-s) of it.
-    left_kJ = float(np.mean(-np.expm1(-plan.regret.saving))) * whole_kJ
-    return energy_not_repaid(left_kJ, cost_kJ)
+    return energy_not_repaid(plan.regret.saving * whole_kJ, cost_kJ)
 
 
 def with_next_probe(

@@ -52,7 +52,7 @@ MEMORY_SHARE, _ABOUT_EQUAL = 0.1, ("host_memory_bytes", "memory_bytes")
 _NO_QUESTION = ("sources",)
 
 #: Settings of a search that the user does not expect to change from one session to the next.
-_RUN_SETTINGS = ("seed", "window", "verify", "max_regret")
+_RUN_SETTINGS = ("seed", "window", "verify")
 
 #: A launch that the node spoiled (no fault of the configuration) is made again so often.
 SPOILED = 2

@@ -152,7 +152,7 @@ def test_only_a_known_length_ends_a_search(tmp_path: Path, steps: int | None) ->
     spec = spec_of(tmp_path)
     spec = replace(spec, problem=replace(spec.problem, job=job, steps=steps or 1))
     state = StudyState(spec, [record()])
-    regret = RegretEstimate(np.full(8, 1.0), np.full(8, 0.1), np.full(8, 0.5))
+    regret = RegretEstimate(np.full(8, 0.5))
     plan = ProbePlan((job.baseline,), "", expected_gain=1.0, regret=regret)
     for ends in (not_repaid(state, plan, 1e9), reason_to_stop(state, plan, 1e9)):
         assert (ends is not None) == bool(steps)
