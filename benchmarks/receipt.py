@@ -9,6 +9,9 @@ steps (aim 0.5 %), with a 95 % interval over rounds of new processes, for two pr
 program differ by some per cent; `receipt_core_share` is what tuner itself uses of a core meanwhile,
 `receipt_step_cost` the time that counting takes in a step that does nothing else, and
 `receipt_start` the time that a command which does nothing takes longer.
+(3) Commands on cores that others use: `share_error` is the error of the energy that the receipt
+gives as the command's own, against what the estimated meter gives for its processor time on a node
+of its own (aim 10 %), and `share_error_without` that of the node's energy.
 """
 
 from __future__ import annotations
@@ -34,6 +37,8 @@ from scipy.stats import ttest_1samp
 from benchmarks.figures import ROOT, Figure, arguments, publish
 from benchmarks.twin.energy import random_gpu
 from tests.twin import TwinNode
+from tuner.receipt.measure import open_node_meter
+from tuner.workload.node.meters.estimated_meter import EstimatedMeter
 
 #: Time of a random load, and between two looks at the exact energy, seconds.
 PHASE_S, TRUTH_S = (0.05, 0.8), 0.002
@@ -65,6 +70,26 @@ for _ in range(20):
         optimizer.step()
     times.append((time.perf_counter() - began) / 500)
 print(min(times))
+"""
+#: Works in the given number of processes, and prints its processor time and the time that it takes
+#: alone.
+BURN = """
+import os, resource, sys, time
+def burn():
+    until_s = time.process_time() + 1.5
+    while time.process_time() < until_s:
+        sum(range(1000))
+count = int(sys.argv[1])
+for _ in range(count - 1):
+    if not os.fork():
+        burn()
+        os._exit(0)
+burn()
+while count > 1:
+    os.wait()
+    count -= 1
+own, theirs = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+print(own.ru_utime + own.ru_stime + theirs.ru_utime + theirs.ru_stime, own.ru_utime + own.ru_stime)
 """
 #: Steps before the first comparison, and seconds for which a training runs before each.
 WARM_STEPS, WARM_S = 100, 0.03
@@ -250,6 +275,46 @@ def _longer_s(folder: Path) -> float:
     return (times_s[1] - times_s[0]) - (times_s[2] - times_s[1])
 
 
+def shares(rounds: int) -> list[Figure]:
+    """Return the error of the energy that is the command's own, where others work, too."""
+    meter = open_node_meter()
+    if not isinstance(meter, EstimatedMeter):
+        print("the formula of this machine's meter is not known: no share_error")
+        return []
+    own, whole = list[float](), list[float]()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "burn.py").write_text(BURN)
+        for number in range(rounds):
+            processes, others = 1 + number % 2, 1 + number // 2 % 2
+            loads = [
+                subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(others)
+            ]
+            try:
+                words = [*_tuner(folder), sys.executable, "burn.py", str(processes)]
+                done = subprocess.run(
+                    words, cwd=folder, env=_env(), capture_output=True, check=True, text=True
+                )
+            finally:
+                for load in loads:
+                    load.kill()
+                    load.wait(30)
+            used_s, alone_s = map(float, done.stdout.split())
+            alone_J = meter.idle_W * alone_s + meter.busy_W * used_s
+            receipt = json.loads((folder / "energy.json").read_text())
+            own.append(receipt["own_energy_J"] / alone_J - 1)
+            whole.append(receipt["energy_J"] / alone_J - 1)
+            print(
+                f"{processes} processes beside {others}: {alone_J:.1f} J alone, told "
+                f"{receipt['own_energy_J']:.1f} J of {receipt['energy_J']:.1f} J"
+            )
+    return [
+        Figure("share_error", 100 * statistics.median(map(abs, own)), "%"),
+        Figure("share_error_worst", 100 * max(map(abs, own)), "%"),
+        Figure("share_error_without", 100 * statistics.median(map(abs, whole)), "%"),
+    ]
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Print the figures."""
     parser = arguments("the receipt of a measured command: its error and its cost")
@@ -260,10 +325,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--half", type=float, default=0.3, help="seconds of each half (default: 0.3)"
     )
+    parser.add_argument("--shares", type=int, default=8, help="rounds; 0 skips (default: 8)")
     options = parser.parse_args(argv)
     figures = errors(options.runs, options.seconds) if options.runs else []
     if options.rounds:
         figures += overhead(options.rounds, options.pairs, options.half)
+    if options.shares:
+        figures += shares(options.shares)
     publish(figures, options.json)
 
 

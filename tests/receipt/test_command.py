@@ -214,6 +214,22 @@ def test_a_command_without_python_has_energy_and_time(user: UserFolder) -> None:
     assert done.note("No optimizer step was seen")
 
 
+def test_a_command_beside_others_has_an_energy_of_its_own(user: UserFolder) -> None:
+    burn = "import time\nwhile time.process_time() < 1.5: pass"
+    others = [subprocess.Popen([PYTHON, "-c", "while True: pass"]) for _ in range(2)]
+    try:
+        receipt = user.measure(PYTHON, "-c", burn).receipt
+    finally:
+        for other in others:
+            other.kill()
+            other.wait()
+    if receipt["meter"]["name"] != "estimated":
+        pytest.skip("what a core draws alone is known of the estimate only")
+    cores = len(os.sched_getaffinity(0))
+    assert receipt["core_share"] < 1 / 1.5
+    assert receipt["own_energy_J"] == pytest.approx((2 * cores + 6) * 1.5, rel=0.25)
+
+
 def test_an_isolated_python_is_not_seen_and_runs(user: UserFolder) -> None:
     done = user.measure(PYTHON, "-I", "-c", "print(2)")
     assert (done.code, done.out) == (0, "2\n")

@@ -22,12 +22,14 @@ from tuner.receipt.receipt import (
     Training,
     TrainingShare,
     comment_of,
+    own_energy_J,
     read_counts,
     trainings_of,
     write_comment,
 )
 from tuner.search_spaces.errors import InputError
 from tuner.workload.hook.tally import HEAD
+from tuner.workload.node.host import CommandCores
 from tuner.workload.node.meters import Reading
 from tuner.workload.records.probe import MeterInfo, PowerSample
 
@@ -190,6 +192,53 @@ def test_the_receipt_as_text() -> None:
         "  devices     20 % idle and 1.0 % throttled of the time",
         "  file        runs/energy.json",
     ]
+
+
+def test_the_part_of_a_command_stands_beside_the_figure_of_a_node_that_others_used() -> None:
+    shared = replace(RECEIPT, core_share=0.5, own_energy_J=6_600.0)
+    (line,) = set(receipt_lines(shared)) - set(receipt_lines(RECEIPT))
+    assert line == "  by itself   about 6.60 kJ: 50 % of the cores' busy time was its own"
+    assert receipt_lines(replace(shared, core_share=0.95)) == receipt_lines(RECEIPT)
+
+
+def _write_proc(
+    proc: Path, busy: int, threads: list[tuple[int, int]], child_ticks: int = 0
+) -> None:
+    # A node of the cores of this process, all `busy` ticks each, and process 7 with one child, 8.
+    cores = "".join(f"cpu{core} {busy} 0 0 0 0 0 0\n" for core in sorted(os.sched_getaffinity(0)))
+    (proc / "stat").write_text(f"cpu 0 0 0 0 0 0 0\n{cores}intr 0\n")
+    for pid, ticks in ((7, 30), (8, child_ticks)):
+        for task, (ran_ns, waited_ns) in enumerate(threads):
+            folder = proc / str(pid) / "task" / str(task)
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / "schedstat").write_text(f"{ran_ns} {waited_ns} 5\n")
+            (folder / "children").write_text("8 " if pid == 7 and not task else "")
+        text = f"{pid} (a b) R 1 {'0 ' * 9}{ticks} 0 5 5 0\n"
+        (proc / str(pid) / "stat").write_text(text)
+
+
+def test_the_share_of_a_command_is_its_processor_time_of_that_of_all(tmp_path: Path) -> None:
+    count = len(os.sched_getaffinity(0))
+    _write_proc(tmp_path, 1000, [(1, 1)])
+    cores = CommandCores(proc=tmp_path)
+    _write_proc(tmp_path, 1200, [(3, 1), (3, 1)], child_ticks=60)
+    cores.look(7)
+    assert cores.used_s == pytest.approx(1.1)  # 40 and 70 ticks
+    assert cores.share == pytest.approx(1.1 / (2 * count))
+    assert cores.waited == 0.25
+    cores.look(7, used_s=1.0)  # it has ended
+    assert cores.share == pytest.approx(1 / (2 * count))
+    curve = EnergyCurve(Reading(0.0, 0.0))
+    curve.add(Reading(10.0, 100.0))
+    expected_J = 4 * 10 * 0.75 + 60 / (2 * count)
+    assert own_energy_J(curve, cores, idle_W=4.0) == pytest.approx(expected_J)
+
+
+def test_ticks_of_a_moment_tell_no_share(tmp_path: Path) -> None:
+    _write_proc(tmp_path, 1000, [(1, 1)])
+    cores = CommandCores(proc=tmp_path)
+    cores.look(7)
+    assert math.isnan(cores.share)
 
 
 def test_a_single_step_has_no_figures_a_step() -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 from tuner.formatting import after_comma, duration, number, percent
 from tuner.receipt.receipt import Receipt, TrainingShare
 
+#: A command with this share of the cores' busy time had the node for itself.
+ALONE = 0.9
 #: Characters of a command that are shown.
 _SHOWN = 60
 #: Trainings that are listed.
@@ -39,6 +41,7 @@ def receipt_lines(receipt: Receipt, file: Path | None = None) -> list[str]:
     scope = _SCOPES[meter.scope]
     rows = [
         ("energy", f"{joules(receipt.energy_J)} ({scope}, {meter.label}: {meter.source})"),
+        ("by itself", _own(receipt)),
         ("time", f"{seconds(receipt.time_s)}, {_end(receipt)}"),
         *_step_rows(receipt),
         ("power", _power(receipt)),
@@ -48,6 +51,13 @@ def receipt_lines(receipt: Receipt, file: Path | None = None) -> list[str]:
         rows.append(("file", str(file)))
     title = f"Receipt of {_command(receipt.command)} on {receipt.host}"
     return [title, *(f"  {name:<12}{text}" for name, text in rows if text), *receipt.notes]
+
+
+def _own(receipt: Receipt) -> str:
+    if not receipt.core_share < ALONE:
+        return ""
+    share = percent(receipt.core_share)
+    return f"about {joules(receipt.own_energy_J)}: {share} of the cores' busy time was its own"
 
 
 def _command(words: Sequence[str]) -> str:

@@ -40,6 +40,7 @@ from tuner.receipt.receipt import (
     Receipt,
     Training,
     TrainingShare,
+    own_energy_J,
     read_counts,
     trainings_of,
 )
@@ -50,7 +51,7 @@ from tuner.workload import hook
 from tuner.workload.hook import ATTACH
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.meters import Meter, MeterError
-from tuner.workload.node.meters.base import opener_of
+from tuner.workload.node.meters.base import CounterMeter, opener_of
 from tuner.workload.node.meters.nvml import NvmlMeter
 from tuner.workload.node.platforms import platform_of
 from tuner.workload.node.platforms.nvidia import Nvidia
@@ -154,6 +155,8 @@ class Command:
         self._ignored, self._output = ignored, output
         self.pid, self.signalled = 0, False
         self.status: int | None = None
+        #: Processor time of the command and all that it waited for, once it has ended.
+        self.used_s: float | None = None
 
     def __enter__(self) -> Self:
         self._handlers = {number: signal.getsignal(number) for number in self._ignored}
@@ -208,9 +211,10 @@ class Command:
         self.signalled = received is not None and received.si_signo in PASSED_ON
         if received is not None and self.signalled:
             self._pass_on(received.si_signo)
-        pid, status = os.waitpid(self.pid, os.WNOHANG)
+        pid, status, used = os.wait4(self.pid, os.WNOHANG)
         if pid:
             self.status = os.waitstatus_to_exitcode(status)
+            self.used_s = used.ru_utime + used.ru_stime
         return self.status is not None
 
     def _pass_on(self, number: int) -> None:
@@ -359,8 +363,9 @@ class _Account:
         self._started = datetime.now().astimezone().isoformat(timespec="seconds")
         self.curve = EnergyCurve(opened)
         self._devices = DeviceTotals(opened.time_s, is_gpu=meter.info.tells_clocks)
+        self._own: tuple[float, float] = (math.nan, math.nan)
 
-    def poll(self, *, last: bool = False) -> None:
+    def poll(self, running: Command, *, last: bool = False) -> None:
         """Read meter and counts.
 
         The last reading is that of the moment of this call: what the program left to be counted
@@ -368,14 +373,23 @@ class _Account:
         """
         if last:
             self._read_meter(last=True)
+            self._see_share(running)
         with contextlib.suppress(OSError):  # the folder was removed: what was counted stays
             limit_s = math.inf if last else COUNTING_S
             counts = read_counts(self._counts, self._began_s, limit_s=limit_s)
             self._trainings = trainings_of(counts)
         if not last:
             self._read_meter()
+            self._see_share(running)
         moments = {t for each in self._trainings for t in (each.lead.first_s, each.lead.last_s)}
         self.curve.forget(moments)
+
+    def _see_share(self, running: Command) -> None:
+        cores = self._devices.cores
+        cores.look(running.pid, running.used_s)
+        if not self._meter.info.tells_clocks and not self._problem:
+            idle_W = self._meter.idle_W if isinstance(self._meter, CounterMeter) else 0.0
+            self._own = cores.share, own_energy_J(self.curve, cores, idle_W)
 
     def _read_meter(self, *, last: bool = False) -> None:
         if self._problem:
@@ -416,6 +430,8 @@ class _Account:
             trainings=shares,
             devices=self._devices.shares(mean_W),
             notes=(*self._seen(shares), *self.notes),
+            core_share=self._own[0],
+            own_energy_J=self._own[1],
         )
 
     def _seen(self, shares: Sequence[TrainingShare]) -> Iterator[str]:
@@ -484,7 +500,7 @@ def measure(
                 raise KeyboardInterrupt
             running.start()
             _follow(running, account, options.file, announce)
-            account.poll(last=True)
+            account.poll(running, last=True)
             if left := _left_running(counts):
                 account.notes.append(_left(left))
             status = running.status or 0
@@ -503,7 +519,7 @@ def _follow(
         now_s = time.monotonic()
         if now_s < due_s and not running.signalled:
             continue
-        account.poll()
+        account.poll(running)
         if now_s - write_s >= WRITE_S or running.signalled:
             write_s = now_s
             with _reported(announce):

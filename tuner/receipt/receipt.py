@@ -30,7 +30,7 @@ from tuner.formatting import number
 from tuner.search_spaces.safe_files import read_bytes
 from tuner.search_spaces.typed_json import has_shape
 from tuner.workload.hook.tally import HEAD
-from tuner.workload.node.host import busy_ticks
+from tuner.workload.node.host import CommandCores
 from tuner.workload.node.meters import Reading
 from tuner.workload.node.meters.base import device_states
 from tuner.workload.records.probe import MeterInfo, PowerSample
@@ -118,7 +118,7 @@ class DeviceTotals:
     def __init__(self, time_s: float, *, is_gpu: bool) -> None:
         self._last_s, self._is_gpu = time_s, is_gpu
         self._sums: dict[int, _Sum] = {}
-        self._cores = _CoreUse()
+        self.cores = CommandCores()
 
     def add(self, sample: PowerSample) -> None:
         seconds, self._last_s = max(0.0, sample.time_s - self._last_s), sample.time_s
@@ -132,7 +132,7 @@ class DeviceTotals:
     def shares(self, mean_W: float) -> tuple[DeviceShare, ...]:
         """Return the devices. Their powers add up to `mean_W`, which the energy counter gives."""
         if not self._is_gpu:
-            return (DeviceShare("cores", mean_W, self._cores.idle_share(), math.nan),)
+            return (DeviceShare("cores", mean_W, self.cores.idle, math.nan),)
         sampled = {device: each.mean("power_W") for device, each in self._sums.items()}
         total_W = math.fsum(sampled.values())
         return tuple(
@@ -146,26 +146,14 @@ class DeviceTotals:
         )
 
 
-class _CoreUse:
-    # Use of the cores that this process may use, by any process, from construction on.
+def own_energy_J(curve: EnergyCurve, cores: CommandCores, idle_W: float) -> float:
+    """Return the energy of a command by its share of the cores' busy time; NaN if that is unknown.
 
-    def __init__(self) -> None:
-        self._cores = os.sched_getaffinity(0)
-        self._before = self._ticks()
-        self._began_s = time.monotonic()
-
-    def _ticks(self) -> dict[int, int]:
-        with contextlib.suppress(OSError, ValueError):
-            return busy_ticks(self._cores)
-        return {}
-
-    def idle_share(self) -> float:
-        now = self._ticks()
-        seconds = (time.monotonic() - self._began_s) * len(self._cores)
-        if not now or not self._before or seconds <= 0:
-            return math.nan
-        busy = sum(max(0, ticks - self._before.get(core, ticks)) for core, ticks in now.items())
-        return min(1.0, max(0.0, 1.0 - busy / os.sysconf("SC_CLK_TCK") / seconds))
+    Where the meter knows what idle cores draw, that is the command's for the time that it would
+    have taken alone, which is without the waits for a core that another process had.
+    """
+    idle_J = idle_W * curve.time_s
+    return idle_J * (1 - cores.waited) + (curve.energy_J - idle_J) * cores.share
 
 
 #: The most that is read of a file of counts, which takes some kilobytes.
@@ -370,6 +358,9 @@ class Receipt:
         exit_code: as the command gave it; None if a `signal` ended it, or while it runs.
         first_step_energy_J: energy until the end of the first optimizer step; NaN without one.
         notes: sentences on what was seen.
+        core_share: share of the cores' busy time that was the command's; NaN if unknown, and where
+            the energy is that of GPUs.
+        own_energy_J: energy of the command beside others' work, by that share (`own_energy_J`).
     """
 
     state: Literal["running", "ended"]
@@ -386,6 +377,8 @@ class Receipt:
     trainings: tuple[TrainingShare, ...] = ()
     devices: tuple[DeviceShare, ...] = ()
     notes: tuple[str, ...] = ()
+    core_share: float = math.nan
+    own_energy_J: float = math.nan
 
     @property
     def steps(self) -> int:
@@ -424,6 +417,8 @@ class Receipt:
             "began_monotonic_s": self.began_s,
             "time_s": self.time_s,
             "energy_J": self.energy_J,
+            "core_share": self.core_share,
+            "own_energy_J": self.own_energy_J,
             "meter": {**asdict(self.meter), "figures": self.meter.label},
             "exit_code": self.exit_code,
             "signal": self.signal,

@@ -48,6 +48,84 @@ def busy_ticks(cpus: Iterable[int], stat: str | Path = "/proc/stat") -> dict[int
     return ticks
 
 
+def _fields_of(pid: int, proc: str | Path) -> list[str]:
+    # Of /proc/PID/stat, from the third on (man 5 proc_pid_stat); the name may hold spaces.
+    return (Path(proc) / str(pid) / "stat").read_text().rpartition(")")[2].split()
+
+
+#: Ticks of less than this tell no share, seconds.
+LEAST_BUSY_S = 0.2
+
+
+class CommandCores:
+    """Use of the cores from construction on, and the share of a command and all below it.
+
+    Attributes:
+        used_s: processor time of the command, seconds.
+        busy_s: processor time of all processes on the cores that this process may use, seconds.
+        waited: share of its time that the command was ready and waited for a core.
+    """
+
+    #: Threads of which the wait is read: a sample of thousands.
+    MOST_THREADS = 512
+
+    def __init__(self, *, proc: str | Path = "/proc") -> None:
+        self._proc = Path(proc)
+        self.count = len(os.sched_getaffinity(0))
+        self._before = self._ticks()
+        self._began_s = self._seen_s = time.monotonic()
+        self._threads: dict[str, tuple[int, int]] = {}
+        self.used_s = self.busy_s = 0.0
+
+    def _ticks(self) -> dict[int, int]:
+        with contextlib.suppress(OSError, ValueError):
+            return busy_ticks(os.sched_getaffinity(0), self._proc / "stat")
+        return {}
+
+    def look(self, pid: int, used_s: float | None = None) -> None:
+        """See what is used until now; `used_s` is the whole time of a command that has ended."""
+        now, self._seen_s = self._ticks(), time.monotonic()
+        tick_s = 1 / os.sysconf("SC_CLK_TCK")
+        self.busy_s = tick_s * sum(
+            max(0, ticks - self._before.get(core, ticks)) for core, ticks in now.items()
+        )
+        if used_s is not None:
+            self.used_s = used_s
+            return
+        ticks = 0
+        for each in {pid, *family(pid, self._proc)} if pid else ():
+            with contextlib.suppress(OSError, ValueError, IndexError):  # it has ended
+                # utime, stime, and those of the children that it has waited for.
+                ticks += sum(map(int, _fields_of(each, self._proc)[11:15]))
+                for task in (self._proc / str(each) / "task").iterdir():
+                    if len(self._threads) < self.MOST_THREADS or str(task) in self._threads:
+                        ran_ns, waited_ns, _ = (task / "schedstat").read_text().split()
+                        self._threads[str(task)] = int(ran_ns), int(waited_ns)
+        self.used_s = max(self.used_s, tick_s * ticks)
+
+    @property
+    def waited(self) -> float:
+        ran_ns, waited_ns = (
+            sum(each) for each in zip((0, 0), *self._threads.values(), strict=True)
+        )
+        return waited_ns / (ran_ns + waited_ns) if ran_ns + waited_ns else 0.0
+
+    @property
+    def idle(self) -> float:
+        """Share of the cores' time in which they did nothing; NaN if unknown."""
+        seconds = (self._seen_s - self._began_s) * self.count
+        if not self._before or seconds <= 0:
+            return math.nan
+        return min(1.0, max(0.0, 1.0 - self.busy_s / seconds))
+
+    @property
+    def share(self) -> float:
+        """Share of the cores' busy time that was the command's; NaN if too short to tell."""
+        if not self._before or self.busy_s < LEAST_BUSY_S:
+            return math.nan
+        return min(1.0, self.used_s / self.busy_s)
+
+
 class CpuContention:
     """Use of the cores by processes other than the given ones, from construction on."""
 
@@ -63,9 +141,7 @@ class CpuContention:
         own = 0
         for pid in self._pids:
             with contextlib.suppress(OSError):  # it has ended: its last share counts as others'
-                # utime and stime, fields 14 and 15 (man 5 proc_pid_stat); the name may hold spaces.
-                fields = (self._proc / str(pid) / "stat").read_text().rpartition(")")[2].split()
-                own += int(fields[11]) + int(fields[12])
+                own += sum(map(int, _fields_of(pid, self._proc)[11:13]))  # utime and stime
         return busy, own
 
     def share(self, elapsed_s: float | None = None) -> float:

@@ -150,6 +150,8 @@ class CounterMeter:
     A subclass counts. Power is the slope between two samples; two closer than `min_s` say little.
     """
 
+    idle_W = 0.0  #: drawn whatever the devices do, as far as the meter knows it
+
     def __init__(
         self,
         name: str,

@@ -49,8 +49,8 @@ class EstimatedMeter(CounterMeter):
         self._cpus = frozenset(os.sched_getaffinity(0) if cpus is None else cpus)
         self._stat = Path(stat)
         self._tick_s = 1 / os.sysconf("SC_CLK_TCK") if tick_s is None else tick_s
-        self._always_W = host_W + len(self._cpus) * idle_W
-        self._busy_W = max_W - idle_W
+        self.idle_W = host_W + len(self._cpus) * idle_W
+        self.busy_W = max_W - idle_W
         self._busy_ticks = 0
         self._last_ticks = self._ticks()
         self._start_s = clock()
@@ -84,5 +84,5 @@ class EstimatedMeter(CounterMeter):
             # A core that comes back online may count from a lower value.
             self._busy_ticks += max(0, busy - self._last_ticks.get(cpu, busy))
         self._last_ticks.update(ticks)
-        energy_J = self._always_W * (now_s - self._start_s)
-        return Reading(now_s, energy_J + self._busy_W * self._busy_ticks * self._tick_s)
+        energy_J = self.idle_W * (now_s - self._start_s)
+        return Reading(now_s, energy_J + self.busy_W * self._busy_ticks * self._tick_s)
