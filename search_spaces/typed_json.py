@@ -108,8 +108,12 @@ def has_shape(value: Any, shape: Any) -> bool:
     if shape is Any:
         return True
     if is_typeddict(shape):
+        # Not by `__required_keys__`: where annotations are texts, NotRequired is not seen in them.
         return isinstance(value, dict) and all(
-            has_shape(value[name], part) if name in value else name not in shape.__required_keys__
+            has_shape(value[name], part)
+            if name in value
+            else get_origin(part) is NotRequired
+            or not (shape.__total__ or get_origin(part) is Required)
             for name, part in get_type_hints(shape, include_extras=True).items()
         )
     if origin is Annotated:

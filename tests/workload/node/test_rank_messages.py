@@ -131,6 +131,22 @@ def test_what_a_rank_reports_arrives_whole(kind: str, data: st.DataObject) -> No
     assert json.dumps(event.detail, sort_keys=True) == json.dumps(table, sort_keys=True)
 
 
+@pytest.mark.parametrize(
+    ("group", "kept"),
+    [
+        ({"drawn": [[0, 4, False]], "passes": 1, "shapes": [[4, 2]]}, True),  # of a probe
+        ({"drawn": [], "passes": 1, "shapes": [], "loss": None, "took": 1.5}, True),
+        ({"drawn": [], "passes": 1, "shapes": [], "scale": "1"}, False),
+        ({"drawn": [], "passes": 1}, False),
+    ],
+)
+def test_what_a_step_need_not_tell_may_be_absent(group: dict[str, Any], kept: bool) -> None:
+    event = parsed(f"facts {json.dumps({'groups': [group], 'peak': {}})}".encode())
+    assert event is not None
+    assert ("groups" in event.detail) is kept
+    assert parsed(b'peak {"host_bytes": 3}') is not None
+
+
 def test_every_fact_that_the_hook_reports_is_declared() -> None:
     source = "".join(path.read_text() for path in Path(hook.__file__).parent.glob("*.py"))
     named = set(re.findall(r'seen(?:\.setdefault\(|\[)"(\w+)"', source))
