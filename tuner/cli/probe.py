@@ -62,8 +62,8 @@ def _probe(args: argparse.Namespace) -> int:
     from tuner.search_spaces.rules import why_it_cannot_run
     from tuner.search_spaces.safe_files import require_own
     from tuner.workload.node.runner import LocalRunner
-    from tuner.workload.program.built_in_job import launchable
     from tuner.workload.records.trace import TraceWriter
+    from tuner.workload.scripts.job import launchable
 
     announce, script, blank = announcer(args), script_of(args), None
     if script is not None:

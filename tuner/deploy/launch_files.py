@@ -36,8 +36,9 @@ from tuner.search_spaces.knobs import KNOBS, Value, knob_named
 from tuner.search_spaces.safe_files import SCRIPT_MODE, make_folder, write_text
 from tuner.search_spaces.typed_json import one_line
 from tuner.workload.hook import loopback
-from tuner.workload.program.built_in_job import OFFLOAD_RULE, OwnProgram, launchable
+from tuner.workload.program.built_in_job import OFFLOAD_RULE, OwnProgram
 from tuner.workload.scripts.installed import extensions_dir
+from tuner.workload.scripts.job import launchable
 from tuner.workload.scripts.launchers.slurm import ON_EACH_NODE
 from tuner.workload.scripts.secrets import hidden, shell_words
 

@@ -15,7 +15,7 @@ from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
-from tuner.workload.program.built_in_job import launchable
+from tuner.workload.scripts.job import launchable
 
 #: Name of the file.
 FILE = "ray_train.json"

@@ -30,10 +30,9 @@ from tuner.workload.node.meters.timeline import Timeline
 from tuner.workload.node.probe_run import Probe
 from tuner.workload.node.rank_launch import ProbeNode, RankLaunch
 from tuner.workload.node.runner import LocalRunner
-from tuner.workload.program.built_in_job import launchable
 from tuner.workload.records.probe import Failure, ProbeRequest, UnappliedSetting, WindowPolicy
 from tuner.workload.scripts.command import Script, Start
-from tuner.workload.scripts.job import LaunchableJob
+from tuner.workload.scripts.job import LaunchableJob, launchable
 from tuner.workload.scripts.user_code import of_run
 
 #: Least length of a block of steps: an energy counter is updated every 0.1 s, 2 % of 5 s.

@@ -40,9 +40,9 @@ from tuner.search_spaces.space import (
     degrees,
     load_space,
 )
-from tuner.workload.program.built_in_job import launchable
 from tuner.workload.scripts.deepspeed_file import read_deepspeed
 from tuner.workload.scripts.installed import cannot_build, cannot_compile
+from tuner.workload.scripts.job import launchable
 
 #: Keys of DeepSpeed's JSON that are read, say how the batch is split, or change nothing of a step.
 _FACTS = {"zero_optimization", "tensor_parallel", "fp16", "bf16", "sequence_parallel_size"}

@@ -25,9 +25,9 @@ from tuner.search_spaces.model_facts import count_to_keep
 from tuner.search_spaces.options import option
 from tuner.search_spaces.space import SearchSpace, read_space
 from tuner.search_spaces.typed_json import read_fields
-from tuner.workload.program.built_in_job import launchable
 from tuner.workload.records.probe import Basis
 from tuner.workload.scripts.command import Script
+from tuner.workload.scripts.job import launchable
 from tuner.workload.scripts.script_job import ScriptJob
 
 if TYPE_CHECKING:

@@ -20,9 +20,9 @@ from tuner.problem.run_folder import RunFolder, new_name
 from tuner.problem.settings import LEAST_LAUNCHES, SearchSettings
 from tuner.search_spaces.knobs import KNOBS
 from tuner.study.request import StudyRequest
-from tuner.workload.program.built_in_job import launchable
 from tuner.workload.records.probe import Basis
 from tuner.workload.scripts.command import Script
+from tuner.workload.scripts.job import launchable
 from tuner.workload.scripts.user_code import of_files, of_knobs
 
 #: Launches of a search on a space of the shipped ones until nothing is left that repays a probe,

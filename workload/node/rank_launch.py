@@ -39,11 +39,10 @@ from tuner.workload.node.meters.timeline import Ticker
 from tuner.workload.node.platforms import Platform, platform_of
 from tuner.workload.node.rank_group import ServerError
 from tuner.workload.node.rank_server import RankServer, RankSpec
-from tuner.workload.program.built_in_job import launchable
 from tuner.workload.records.probe import INSPECTIONS, Failure, ProbeRequest, shown_by
 from tuner.workload.scripts.command import Start
 from tuner.workload.scripts.declared_knobs import read_at_start
-from tuner.workload.scripts.job import LaunchableJob
+from tuner.workload.scripts.job import LaunchableJob, launchable
 from tuner.workload.scripts.last_words import explained_exit
 from tuner.workload.scripts.script_facts import LINES
 from tuner.workload.scripts.secrets import revealed
@@ -76,7 +75,7 @@ class ProbeNode:
     server: RankServer
     meter: Meter
     governor: Governor
-    program: Path
+    program: Path | None
     fresh: bool
     keep: bool
     step_limit_s: float | None

@@ -27,7 +27,6 @@ from tuner.workload.node.probe_run import Probe
 from tuner.workload.node.rank_group import ServerError
 from tuner.workload.node.rank_launch import ProbeNode
 from tuner.workload.node.rank_server import RankServer
-from tuner.workload.program.built_in_job import launchable, training_program
 from tuner.workload.records.probe import (
     Continuation,
     Failure,
@@ -36,7 +35,7 @@ from tuner.workload.records.probe import (
     ProbeRequest,
     Runner,
 )
-from tuner.workload.scripts.job import LaunchableJob
+from tuner.workload.scripts.job import LaunchableJob, launchable
 
 
 class LocalRunner(Runner):
@@ -61,8 +60,9 @@ class LocalRunner(Runner):
         keep: bool = False,
     ) -> None:
         self._platform = platform = platform_of(cluster)
-        program = program or training_program()
         started = launchable(job, cluster, program)
+        if why := started.why_not_here():
+            raise InputError(why)
         # The caller's own meter is not opened again.
         self._open_meter = None if meter is not None else lambda: platform.open_meter(cluster)
         meter = meter or platform.open_meter(cluster)

@@ -9,21 +9,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
-from tuner.search_spaces.job import TrainingJob
-from tuner.search_spaces.knob_declarations import Knob, check_knobs, with_baseline
 from tuner.search_spaces.knobs import KNOBS, Value
-from tuner.search_spaces.rules import unrunnable
 from tuner.search_spaces.safe_files import write_text
-from tuner.search_spaces.space import default_configuration
 from tuner.workload.program.releases import unsupported_values, why_not, why_not_program
 from tuner.workload.scripts.command import Script, Start
-from tuner.workload.scripts.declared_knobs import environment, program_knobs
+from tuner.workload.scripts.declared_knobs import environment
 from tuner.workload.scripts.deepspeed_config import render_deepspeed_config
 from tuner.workload.scripts.installed import PRELOAD, cannot_compile, extensions_dir
-from tuner.workload.scripts.job import LaunchableJob
+from tuner.workload.scripts.job import LaunchableJob, ModelledJob
 from tuner.workload.scripts.secrets import revealed
 
 #: The binding of the built-in program's ranks under offload: each has cores of its own, of those
@@ -39,21 +34,6 @@ def training_program() -> Path:
     return Path(__file__).with_name("train.py")
 
 
-def launchable(
-    job: TrainingJob, cluster: Cluster | None = None, program: Path | None = None
-) -> LaunchableJob:
-    """Return a job as a node starts it.
-
-    Args:
-        cluster: where the built-in program trains; None for GPUs of any kind.
-        program: in place of the built-in program's file.
-    """
-    started: LaunchableJob = job.started_by(
-        lambda own: BuiltInJob(own, cluster, program or training_program())
-    )
-    return started
-
-
 def training_arguments(configuration: Configuration) -> tuple[str, ...]:
     """Return the arguments of the built-in training program, which change the model itself."""
     arguments: list[str] = []
@@ -65,26 +45,10 @@ def training_arguments(configuration: Configuration) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class BuiltInJob(LaunchableJob):
+class BuiltInJob(ModelledJob):
     """Job that the built-in program trains, on a cluster if that is known."""
 
-    job: TrainingJob
-    cluster: Cluster | None = None
     program: Path = field(default_factory=training_program)
-
-    @property
-    def facts(self) -> TrainingJob:
-        """Batch, lengths and knobs, as study.toml keeps them."""
-        return self.job
-
-    @property
-    def name(self) -> str:
-        return self.job.name
-
-    @property
-    def searched_knobs(self) -> tuple[Knob, ...]:
-        """The declared knobs; InputError if the program cannot take one."""
-        return program_knobs(check_knobs(self.knobs))
 
     @property
     def needed_modules(self) -> Sequence[str]:
@@ -103,15 +67,6 @@ class BuiltInJob(LaunchableJob):
     def shown(self) -> str:
         """The command of each rank."""
         return f"python {shlex.quote(str(self.program))} (synthetic data, no checkpoints)"
-
-    def today(self) -> Configuration:
-        """Return a plain data-parallel configuration, as a careful user would run it."""
-        assert self.cluster is not None
-        return with_baseline(default_configuration(self.facts, self.cluster), self.knobs)
-
-    def refused(self, configuration: Configuration) -> list[str]:
-        """Return why the program cannot run a configuration yet, a phrase each."""
-        return unrunnable(configuration, self.facts)
 
     def binding(self, configuration: Configuration) -> str:
         """Return the rule by which ranks that offload are bound, or "".

@@ -1,8 +1,9 @@
 """Interface of jobs for a search, a node and the launch files.
 
-`Job` is implemented by the built-in program (`tuner.workload.program.built_in_job`), by a user's
-script (`tuner.workload.scripts.script_job`) and by a recording (`tuner.problem.problem`), which
-has no ranks to start. `LaunchableJob` adds what the node that starts the ranks needs.
+`Job` is implemented by a user's script (`tuner.workload.scripts.script_job`), by a recording
+(`tuner.problem.problem`), which has no ranks to start, and by a job of which only the sizes are
+known (`ModelledJob`): it can be predicted, and the built-in program, an extra, trains it.
+`LaunchableJob` adds what the node that starts the ranks needs.
 """
 
 from __future__ import annotations
@@ -13,12 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
-from tuner.search_spaces.knob_declarations import Knob
+from tuner.search_spaces.knob_declarations import Knob, check_knobs, with_baseline
 from tuner.search_spaces.knobs import Value
-from tuner.search_spaces.space import SearchSpace
+from tuner.search_spaces.plugins import not_installed, shipped_module
+from tuner.search_spaces.rules import unrunnable
+from tuner.search_spaces.space import SearchSpace, default_configuration
 from tuner.workload.scripts.command import Script, Start
+from tuner.workload.scripts.declared_knobs import program_knobs
 from tuner.workload.scripts.frameworks.driver import Driver
 from tuner.workload.scripts.script_facts import Launcher
 from tuner.workload.scripts.secrets import require
@@ -227,3 +233,97 @@ class LaunchableJob(ABC):
         None if it came without a launcher and was not observed, or starts another number of ranks.
         """
         return None
+
+
+@dataclass(frozen=True)
+class ModelledJob(LaunchableJob):
+    """Job of which the sizes are known, and that no program here trains.
+
+    Attributes:
+        cluster: where it trains; None for GPUs of any kind.
+    """
+
+    job: TrainingJob
+    cluster: Cluster | None = None
+
+    @property
+    def facts(self) -> TrainingJob:
+        """Batch, lengths and knobs, as study.toml keeps them."""
+        return self.job
+
+    @property
+    def name(self) -> str:
+        return self.job.name
+
+    @property
+    def searched_knobs(self) -> tuple[Knob, ...]:
+        """The declared knobs; InputError if the built-in program cannot take one."""
+        return program_knobs(check_knobs(self.knobs))
+
+    @property
+    def needed_modules(self) -> Sequence[str]:
+        """Nothing: no rank starts."""
+        return ()
+
+    def why_not_here(self) -> str:
+        """Return what to install, or a command to give."""
+        without = not_installed(f"a search of {self.name} without a command", "built-in program")
+        return f"{without}, or tune a command of your own: tuner optimize -- COMMAND"
+
+    @property
+    def shown(self) -> str:
+        """The absence of a command."""
+        return f"{self.name}, for which no program is installed here"
+
+    def today(self) -> Configuration:
+        """Return a plain data-parallel configuration, as a careful user would run it."""
+        assert self.cluster is not None
+        return with_baseline(default_configuration(self.facts, self.cluster), self.knobs)
+
+    def refused(self, configuration: Configuration) -> list[str]:
+        """Return why the built-in program cannot run a configuration yet, a phrase each."""
+        return unrunnable(configuration, self.facts)
+
+    def start(self, configuration: Configuration, folder: Path, *, probe: bool = True) -> Start:
+        """Raise InputError: nothing starts it."""
+        raise InputError(self.why_not_here())
+
+    def about(self, configuration: Configuration) -> tuple[str, ...]:
+        return ()
+
+    def with_program(self, script: Script) -> LaunchableJob:
+        """Raise InputError: the built-in program's DeepSpeed JSON is what another one reads."""
+        raise InputError(self.why_not_here())
+
+
+#: The program that trains a job without a command, an extra.
+_PROGRAM = "tuner.workload.program.built_in_job"
+
+
+def launchable(
+    job: TrainingJob, cluster: Cluster | None = None, program: Path | None = None
+) -> LaunchableJob:
+    """Return a job as a node starts it.
+
+    Args:
+        cluster: where the built-in program trains; None for GPUs of any kind.
+        program: in place of the built-in program's file.
+    """
+
+    def built_in(own: TrainingJob) -> LaunchableJob:
+        module = shipped_module(_PROGRAM)
+        if module is None:
+            return ModelledJob(own, cluster)
+        started: LaunchableJob = module.BuiltInJob(
+            own, cluster, program or module.training_program()
+        )
+        return started
+
+    found: LaunchableJob = job.started_by(built_in)
+    return found
+
+
+def why_not_built_in() -> str:
+    """Return why the installed releases cannot run the built-in program; "" if it is left away."""
+    module = shipped_module(_PROGRAM)
+    return str(module.why_not_program()) if module is not None else ""

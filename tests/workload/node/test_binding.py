@@ -23,10 +23,11 @@ from tuner.workload.node.rank_group import ServerError
 from tuner.workload.node.rank_launch import Place, RankLaunch, bound_ranks
 from tuner.workload.node.rank_server import RankServer, control_socket
 from tuner.workload.node.runner import LocalRunner
-from tuner.workload.program.built_in_job import OFFLOAD_RULE, launchable
+from tuner.workload.program.built_in_job import OFFLOAD_RULE
 from tuner.workload.records.probe import ProbeRequest
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.inspection import blank_job
+from tuner.workload.scripts.job import launchable
 from tuner.workload.scripts.script_facts import Launcher
 
 SHOW = """

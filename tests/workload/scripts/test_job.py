@@ -9,17 +9,17 @@ from pathlib import Path
 import pytest
 
 from tests.support.scripts import CPU, script_job
-from tests.support.studies import record, write_table
+from tests.support.studies import problem_of_job, record, run_optimize, write_table
 from tuner.problem.from_recording import recorded_problem
 from tuner.problem.problem import Recording
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.data_files import plain
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import load_job
-from tuner.workload.program.built_in_job import BuiltInJob, launchable
+from tuner.workload.program.built_in_job import BuiltInJob
 from tuner.workload.records.trace import TraceWriter
 from tuner.workload.scripts.command import Script
-from tuner.workload.scripts.job import Job, LaunchableJob
+from tuner.workload.scripts.job import Job, LaunchableJob, launchable
 from tuner.workload.scripts.script_facts import ScriptFacts
 
 TINY = load_job("tiny-gpt")
@@ -137,3 +137,30 @@ def test_a_script_trains_by_another_command(tmp_path: Path) -> None:
     (tmp_path / "other.py").touch()
     other = job.with_program(Script("other.py --epochs 3", cwd=tmp_path))
     assert other.start(other.today(), tmp_path / "probe").words[:3] == ("other.py", "--epochs", "3")
+
+
+@pytest.fixture
+def no_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Find no built-in program, as where its folder is deleted."""
+    monkeypatch.setattr("tuner.workload.scripts.job.shipped_module", lambda name: None)
+
+
+@pytest.mark.usefixtures("no_program")
+def test_without_the_built_in_program_a_script_is_as_before_and_a_model_is_predicted_alone(
+    tmp_path: Path,
+) -> None:
+    script = _script(tmp_path)
+    assert launchable(script.facts, CPU) is script
+    job = launchable(TINY, CPU)
+    assert not isinstance(job, BuiltInJob)
+    assert job.today() == BuiltInJob(TINY, CPU).today()
+    assert problem_of_job(TINY, "cpu-2", plan=True).candidates
+    for use in (
+        lambda: job.start(job.today(), tmp_path),
+        lambda: job.with_program(Script("mine.py", cwd=tmp_path)),
+        lambda: problem_of_job(TINY, "auto"),
+        lambda: run_optimize(TINY, cluster="cpu-2", runs_dir=tmp_path, max_probes=1),
+    ):
+        with pytest.raises(InputError, match=r"tiny-gpt.*built-in program.*install all parts"):
+            use()
+    assert not "".join(p.read_text() for p in tmp_path.glob("*/trace/probes.jsonl"))

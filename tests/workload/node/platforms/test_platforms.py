@@ -21,8 +21,9 @@ from tuner.workload.node.meters.base import TAKEN
 from tuner.workload.node.meters.estimated_meter import EstimatedMeter
 from tuner.workload.node.platforms import SOCKET, platform_of, platforms
 from tuner.workload.node.platforms.base import ClockFacts, DeviceFacts, GpuFacts, Host, Platform
-from tuner.workload.program.built_in_job import OFFLOAD_RULE, launchable
+from tuner.workload.program.built_in_job import OFFLOAD_RULE
 from tuner.workload.records.probe import Failure, MeterInfo
+from tuner.workload.scripts.job import launchable
 
 HIDDEN = {"CUDA_VISIBLE_DEVICES": ""}
 
