@@ -15,7 +15,9 @@ from tests.support.entry_points import install_plugin
 from tuner.cli import command_table
 from tuner.cli.command_table import SHIPPED, Provider
 from tuner.cli.main import command_parser, main
+from tuner.cli.options import made_of_options
 from tuner.cli.parser import Commands, Parser
+from tuner.problem.settings import SearchSettings
 from tuner.search_spaces.errors import InputError
 
 PLUGIN = """
@@ -144,6 +146,12 @@ def test_the_stub_of_the_package_names_what_it_exports() -> None:
     }
     assert set(named) == set(tuner.__all__)
     assert named == tuner._MODULES
+
+
+@pytest.mark.parametrize("command", [["optimize"], ["replay", "run"]])
+def test_what_is_not_typed_has_its_declared_default(command: list[str]) -> None:
+    args = command_parser().parse_args(command)
+    assert made_of_options(args, SearchSettings) == SearchSettings()
 
 
 def test_a_core_module_that_is_missing_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -171,7 +171,7 @@ def add_options(parser: Any, kind: type, *, only: Sequence[str] = ()) -> None:
         flag = (declared.flag or item.name).replace("_", "-")
         if declared.alias:
             text = f"{declared.help}, such as {EXAMPLES[declared.unit]}".replace("%", "%%")
-            add_quantity(parser, declared.alias, item.name, declared.unit, text)
+            add_quantity(parser, declared.alias, item.name, declared.unit, text, item.default)
             continue
         text = declared.help + (f", in {declared.unit}" if declared.unit else "")
         if isinstance(item.default, bool):
@@ -193,9 +193,13 @@ def add_options(parser: Any, kind: type, *, only: Sequence[str] = ()) -> None:
         )
 
 
-def add_quantity(parser: Any, name: str, dest: str, unit: str, text: str) -> None:
+def add_quantity(
+    parser: Any, name: str, dest: str, unit: str, text: str, default: Any = None
+) -> None:
     """Add --NAME of a value with its unit."""
-    parser.add_argument(f"--{name}", dest=dest, action=Quantity, unit=unit, help=text)
+    parser.add_argument(
+        f"--{name}", dest=dest, action=Quantity, unit=unit, help=text, default=default
+    )
 
 
 def made_of_options(
