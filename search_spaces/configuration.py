@@ -13,7 +13,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tuner.search_spaces.errors import InputError, InvalidValue
-from tuner.search_spaces.knobs import KNOBS, Value, knob_named, short_name, values_of
+from tuner.search_spaces.knobs import (
+    KNOBS,
+    Value,
+    by_stage,
+    knob_named,
+    short_name,
+    stage_values,
+    value_text,
+    values_of,
+)
 from tuner.search_spaces.typed_json import plain_setting
 
 
@@ -36,8 +45,8 @@ class Settings(Mapping[str, Value]):
         settings = cls(plain_setting(data, subject))
         for name, value in settings.items():
             knob = KNOBS.get(name)
-            parts = value if isinstance(value, tuple) else (value,)
-            if knob and not knob.choices and any(isinstance(part, str) for part in parts):
+            texts = [part for part in stage_values(value) if isinstance(part, str)]
+            if knob and not knob.choices and texts:
                 raise InvalidValue(f"{name} in {subject}", value, "a number")
         return settings
 
@@ -64,11 +73,8 @@ class Settings(Mapping[str, Value]):
     @property
     def key(self) -> str:
         """Canonical text, for example "data_parallel=2 zero_stage=1"; "default" if empty."""
-        texts = {
-            name: ",".join(map(str, value)) if isinstance(value, tuple) else value
-            for name, value in self._values.items()
-        }
-        return " ".join(f"{name}={text}" for name, text in texts.items()) or "default"
+        words = (f"{name}={value_text(value)}" for name, value in self._values.items())
+        return " ".join(words) or "default"
 
     @property
     def short(self) -> str:
@@ -80,7 +86,7 @@ class Settings(Mapping[str, Value]):
 
     def to_json(self) -> dict[str, Any]:
         """Return plain types for JSON (a tuple becomes a list)."""
-        return {k: list(v) if isinstance(v, tuple) else v for k, v in self._values.items()}
+        return {k: list(v) if by_stage(v) else v for k, v in self._values.items()}
 
 
 @dataclass(frozen=True)

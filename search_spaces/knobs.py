@@ -193,12 +193,35 @@ def in_order(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(sorted(every, key=lambda n: (order.index(n) if n in order else len(order), n)))
 
 
+def stage_values(value: Any) -> tuple[Any, ...]:
+    """Return a knob's values by pipeline stage: one that all stages share, or none for None."""
+    return value if by_stage(value) else () if value is None else (value,)
+
+
+def by_stage(value: Any) -> bool:
+    """Return whether a knob's value holds one for each pipeline stage."""
+    return isinstance(value, tuple)
+
+
+def delivered_names(name: str, value: Any) -> dict[str, Any]:
+    """Return the values by stage by the names under which what ran is recorded: "clock_MHz", or
+    "clock_MHz.0", "clock_MHz.1" and so on."""
+    if by_stage(value):
+        return {f"{name}.{stage}": each for stage, each in enumerate(value)}
+    return {} if value is None else {name: value}
+
+
+def value_text(value: Any) -> str:
+    """Return a knob's value as text, such as "4" or "900,1050"."""
+    return ",".join(map(str, value)) if by_stage(value) else str(value)
+
+
 def short_word(name: str, value: Value | None) -> str:
     """Return one knob as a word: "mb16", "optim-cpu", "1050MHz", "clock-auto" if left alone."""
     if value is None:
         device = KNOBS[name].device if name in KNOBS else ""
         return device or f"{name}=device's own"
-    text = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    text = value_text(value)
     if name not in KNOBS:
         return f"{name}={text}"
     before, after = KNOBS[name].affixes

@@ -23,7 +23,7 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.data_files import catalogue
 from tuner.search_spaces.job import TARGETS, TrainingJob
 from tuner.search_spaces.knob_declarations import CHANGED, Values, holds, names_in
-from tuner.search_spaces.knobs import KNOBS
+from tuner.search_spaces.knobs import KNOBS, by_stage, stage_values
 from tuner.search_spaces.model_facts import facts_of
 
 Check = Callable[[Configuration, TrainingJob, Cluster], str | None]
@@ -70,7 +70,7 @@ def _micro_batches(facts: _Facts) -> int | None:
 def _length(knob: str) -> Callable[[_Facts], int | None]:
     def length(facts: _Facts) -> int | None:
         value = facts.configuration.get(knob)
-        return len(value) if isinstance(value, tuple) else None
+        return len(stage_values(value)) if by_stage(value) else None
 
     return length
 
@@ -252,14 +252,10 @@ def _fp8_sides(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | No
     return None
 
 
-def _each(value: Any) -> tuple[Any, ...]:
-    return value if isinstance(value, tuple) else () if value is None else (value,)
-
-
 @_computed
 def _clock_offered(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
     offered = cluster.clocks_MHz
-    for clock in _each(c.get("clock_MHz")) if offered else ():
+    for clock in stage_values(c.get("clock_MHz")) if offered else ():
         if clock not in offered:
             nearest = min(offered, key=lambda other: abs(other - float(clock)))
             return (
@@ -275,7 +271,7 @@ def _limit_range(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | 
     low, high = device.min_limit_W, device.max_limit_W
     if low is None or not cluster.clock_control:
         return None
-    for limit in _each(c.get("power_limit_W")):
+    for limit in stage_values(c.get("power_limit_W")):
         if not low <= float(limit) <= high:
             return f"power_limit_W {limit} is outside {low:g} to {high:g} W of {device.name}"
     return None

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from tuner.search_spaces import knobs
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.knobs import (
     KNOBS,
@@ -187,9 +188,7 @@ def knob_text(name: str, value: Value | None) -> str:
 
 def value_text(value: Value | None) -> str:
     """Return the value of a knob."""
-    if value is None:
-        return "device's own"
-    return ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
+    return "device's own" if value is None else knobs.value_text(value)
 
 
 def long_text(configuration: Configuration) -> str:

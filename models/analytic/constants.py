@@ -26,7 +26,7 @@ from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.data_files import check_keys, read_toml
 from tuner.search_spaces.errors import InputError, InvalidValue
 from tuner.search_spaces.job import Program, StateBytes, TrainingJob
-from tuner.search_spaces.knobs import KNOBS, Value
+from tuner.search_spaces.knobs import KNOBS, Value, by_stage, stage_values
 from tuner.search_spaces.model_facts import ModelFacts, facts_of, widens
 from tuner.search_spaces.typed_json import names_a_file
 
@@ -381,8 +381,8 @@ def layout_of_groups(
 
     def live(name: str) -> tuple[np.ndarray, dict[int, tuple[int, ...]]]:
         values = [settings.get(name) for settings in lives]
-        plain = [np.nan if v is None or isinstance(v, tuple) else v for v in values]
-        staged = {i: v for i, v in enumerate(values) if isinstance(v, tuple)}
+        staged = {i: stage_values(v) for i, v in enumerate(values) if by_stage(v)}
+        plain = [np.nan if v is None or i in staged else v for i, v in enumerate(values)]
         by_number = {i: staged[j] for i, j in enumerate(live_row) if j in staged} if staged else {}
         return np.array(plain, dtype=float)[np.array(live_row, dtype=np.intp)], by_number
 

@@ -23,6 +23,7 @@ import numpy as np
 from tuner.models.analytic.constants import origin_of
 from tuner.search_spaces.cluster import Device
 from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.knobs import stage_values
 
 #: Live knobs whose error grows as their value falls.
 _FALLING = ("clock_MHz", "power_limit_W")
@@ -201,8 +202,7 @@ def _depth(configurations: Sequence[Configuration], name: str) -> np.ndarray:
     means = []
     for configuration in configurations:
         value = configuration.live.get(name)
-        each = value if isinstance(value, tuple) else (value,)
-        numbers = [float(v) for v in each if isinstance(v, int | float)]
+        numbers = [float(v) for v in stage_values(value) if isinstance(v, int | float)]
         means.append(sum(numbers) / len(numbers) if numbers else math.nan)
     found = np.array(means)
     if np.isnan(found).all() or np.nanmin(found) == np.nanmax(found):

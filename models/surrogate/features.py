@@ -17,7 +17,7 @@ from tuner.models.prior import CorrectablePrior
 from tuner.models.surrogate.kernel import LAUNCH, LIVE, MIXED
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.knob_declarations import CHANGED
-from tuner.search_spaces.knobs import KNOBS, Value
+from tuner.search_spaces.knobs import KNOBS, Value, stage_values
 
 if TYPE_CHECKING:
     from tuner.models.prior import Prior
@@ -45,7 +45,7 @@ def _number(value: object) -> bool:
 
 
 def _numeric(level: object) -> bool:
-    return all(map(_number, level)) and bool(level) if isinstance(level, tuple) else _number(level)
+    return bool(parts := stage_values(level)) and all(map(_number, parts))
 
 
 def _mean(level: Value) -> float:
@@ -54,10 +54,10 @@ def _mean(level: Value) -> float:
 
 def _numeric_column(levels: Sequence[Value], *, log: bool) -> _Column:
     # Values per stage have one column for each stage of the longest tuple.
-    width = max((len(level) for level in levels if isinstance(level, tuple)), default=1)
+    width = max((len(stage_values(level)) for level in levels), default=1)
 
     def spread(value: Value) -> list[float]:
-        parts = value if isinstance(value, tuple) else (value,)
+        parts = stage_values(value)
         return [float(parts[i * len(parts) // width]) for i in range(width)]
 
     def raw(values: Sequence[Value]) -> np.ndarray:

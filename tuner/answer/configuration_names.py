@@ -11,7 +11,7 @@ from tuner.formatting import ordered_knobs, varying_knobs
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.knob_declarations import CHANGED
-from tuner.search_spaces.knobs import KNOBS, in_order, parse_words, short_name
+from tuner.search_spaces.knobs import KNOBS, in_order, parse_words, short_name, value_text
 
 if TYPE_CHECKING:
     from tuner.search_spaces.space import Candidates
@@ -58,8 +58,7 @@ def _is_default(configuration: Configuration, knob: str) -> bool:
 def same_value(value: Any, typed: Any) -> bool:
     """Compare a knob's value with typed text, which is text for a recorded table's own knob."""
     if isinstance(typed, str) and not isinstance(value, str):
-        parts = ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
-        return parts == typed
+        return value_text(value) == typed
     return bool(value == typed) or (typed is None and value == "auto")
 
 

@@ -32,7 +32,7 @@ from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
-from tuner.search_spaces.knobs import KNOBS, Value, knob_named
+from tuner.search_spaces.knobs import KNOBS, Value, knob_named, stage_values
 from tuner.search_spaces.safe_files import SCRIPT_MODE, make_folder, write_text
 from tuner.search_spaces.typed_json import one_line
 from tuner.workload.hook import loopback
@@ -61,8 +61,9 @@ def _filled(name: str, **parts: str | Sequence[str]) -> str:
 
 
 def _array(value: Value | None) -> str:
-    parts = value if isinstance(value, tuple) else () if value is None else (value,)
-    return " ".join(f"{part:g}" if isinstance(part, float) else str(int(part)) for part in parts)
+    return " ".join(
+        f"{part:g}" if isinstance(part, float) else str(int(part)) for part in stage_values(value)
+    )
 
 
 def clock_settings(configuration: Configuration) -> Settings:

@@ -16,6 +16,7 @@ from tuner.display.view import View
 from tuner.formatting import ordered_knobs, settings_text
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.extras import install_command
+from tuner.search_spaces.knobs import by_stage, value_text
 from tuner.search_spaces.safe_files import require_own, write_text
 from tuner.workload.node.measure.parts import PARTS
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def _cell(value: Any) -> Any:
-    return ",".join(map(str, value)) if isinstance(value, tuple) else value
+    return value_text(value) if by_stage(value) else value
 
 
 def rows(result: Answer, points: Sequence[Point] | None = None) -> list[dict[str, Any]]:

@@ -24,6 +24,7 @@ from tuner.problem.run_folder import RunFolder
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import steps_a_job_step
+from tuner.search_spaces.knobs import by_stage
 from tuner.search_spaces.safe_files import open_plain
 from tuner.study.load import result_of
 from tuner.workload.records.probe import SAME_CLOCK_MHZ, MeterInfo
@@ -87,7 +88,7 @@ class EarlierMeasurements:
 
 
 def _same(one: Settings, other: Settings, first: Settings, top_MHz: float) -> bool:
-    if any(isinstance(value, tuple) for value in (*one.values(), *other.values())):
+    if any(map(by_stage, (*one.values(), *other.values()))):
         return one == other
     a, b = ({"clock_MHz": top_MHz, **first, **settings} for settings in (one, other))
     apart = abs(mean_value(a.pop("clock_MHz")) - mean_value(b.pop("clock_MHz")))
@@ -103,7 +104,7 @@ def of_study(result: Answer, point: str) -> EarlierMeasurements:
     points = {}
     for each in result.points:
         live, job = each.configuration.live, result.job
-        stages = any(isinstance(value, tuple) for value in live.values())
+        stages = any(map(by_stage, live.values()))
         if each.configuration.launch != launch or each.source != "measured" or stages:
             continue
         steps = result.steps * steps_a_job_step(each.configuration, job)

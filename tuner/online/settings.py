@@ -17,7 +17,7 @@ from typing import Any
 
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.knob_declarations import Knob
-from tuner.search_spaces.knobs import Value
+from tuner.search_spaces.knobs import Value, stage_values
 from tuner.workload.node.clocks.base import Governor
 
 #: Values to choose from: so many, down to this share of the highest.
@@ -84,7 +84,7 @@ def clock_settings(
 
 def mean_value(value: Value) -> float:
     """Return a setting's value, or the mean of the stages' values."""
-    return statistics.fmean(map(float, value if isinstance(value, tuple) else [value]))
+    return statistics.fmean(map(float, stage_values(value)))
 
 
 def log_slowest(value: Value, top: float) -> float:
@@ -93,7 +93,7 @@ def log_slowest(value: Value, top: float) -> float:
     A path through the schedule holds each stage's work once at most, and is no shorter than the
     slowest stage's before: stages slowed by 1/s lengthen it by their work, s (1/s - 1) each.
     """
-    values = [float(each) for each in (value if isinstance(value, tuple) else [value])]
+    values = [float(each) for each in stage_values(value)]
     high = max(values)
     return math.log(top / high) + math.log1p(sum(1 - each / high for each in values))
 

@@ -21,6 +21,7 @@ from tuner.problem.study_spec import parse_cluster, parse_job
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.data_files import plain
 from tuner.search_spaces.errors import InputError, check_integer
+from tuner.search_spaces.knobs import stage_values
 from tuner.search_spaces.space import Candidates
 from tuner.workload.records.table import RecordedTable, load_table
 
@@ -29,10 +30,9 @@ if TYPE_CHECKING:
 
 
 def _rank(value: Any) -> tuple[int, float]:
-    if isinstance(value, tuple):
-        return (0, sum(value) / len(value))
-    number = isinstance(value, int | float)
-    return (0, float(value)) if number else (1, 0.0)
+    values = stage_values(value)
+    numbers = bool(values) and all(isinstance(each, int | float) for each in values)
+    return (0, sum(values) / len(values)) if numbers else (1, 0.0)
 
 
 def _table_baseline(table: RecordedTable, configurations: Sequence[Configuration]) -> Configuration:

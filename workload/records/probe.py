@@ -17,6 +17,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.knobs import by_stage, delivered_names
 from tuner.search_spaces.options import check_options, option
 from tuner.search_spaces.typed_json import dump_fields, read_fields
 
@@ -434,15 +435,15 @@ class Measurement:
 
         def ran_at(key: str, value: Any) -> Any:
             ran = self.delivered.get(key, value)
-            return value if abs(ran - value) <= SAME_CLOCK_MHZ else ran
+            differs = isinstance(value, int | float) and abs(ran - value) > SAME_CLOCK_MHZ
+            return ran if differs else value
 
         live = dict(self.live)
         for name in ("clock_MHz", "memory_clock_MHz"):
             value = live.get(name)
-            if isinstance(value, tuple):
-                live[name] = tuple(ran_at(f"{name}.{i}", clock) for i, clock in enumerate(value))
-            elif isinstance(value, int | float):
-                live[name] = ran_at(name, value)
+            ran = tuple(ran_at(key, clock) for key, clock in delivered_names(name, value).items())
+            if ran:
+                live[name] = ran if by_stage(value) else ran[0]
         return Settings(live)
 
     def to_json(self) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName
-from tuner.search_spaces.knobs import Value
+from tuner.search_spaces.knobs import Value, stage_values
 from tuner.search_spaces.plugins import Socket
 from tuner.workload.node.clocks.guard_client import GuardError
 
@@ -143,7 +143,7 @@ def require_settable(governor: Governor, live: Settings) -> None:
 
 def per_device(name: str, value: Value, devices: int, kind: str) -> tuple[Value, ...]:
     """Return one value for each device of a value, or tuple of one a stage that divide them."""
-    stages = value if isinstance(value, tuple) else (value,)
+    stages = stage_values(value)
     if devices % len(stages):
         legal = f"one value, or one for each of stages that divide the {devices} {kind}"
         raise InvalidValue(name, value, legal)

@@ -18,7 +18,7 @@ from typing import Any
 
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InvalidValue
-from tuner.search_spaces.knobs import Value
+from tuner.search_spaces.knobs import Value, by_stage, stage_values
 from tuner.workload.node.clocks import guard
 from tuner.workload.node.clocks.base import (
     AppliedSettings,
@@ -210,8 +210,8 @@ class NvmlGovernor:
                 else:
                     clocks = self._clocks(name, value, ranks, notes)
                     values = [(clock, clock) for clock in clocks]
-                    stages = len(value) if isinstance(value, tuple) else 0
-                    settings[name] = clocks[:: ranks // stages] if stages else clocks[0]
+                    per_stage = ranks // len(stage_values(value))
+                    settings[name] = clocks[::per_stage] if by_stage(value) else clocks[0]
                 for of_gpu, each in zip(wanted, values, strict=True):
                     of_gpu[setting] = each
             notes += self._notes(live)

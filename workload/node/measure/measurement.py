@@ -13,6 +13,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from tuner.search_spaces.configuration import Settings
+from tuner.search_spaces.knobs import by_stage, delivered_names
 from tuner.workload.node.clocks.base import FASTEST
 from tuner.workload.node.measure.parts import power_by_part
 from tuner.workload.node.measure.statistics import COMPILATION, DOUBT_SHARE, Z90, Window
@@ -61,17 +62,18 @@ def delivered_of(samples: Sequence[PowerSample], requested: Settings) -> dict[st
     by_device = [device_states(sample) for sample in busy]
     ran: dict[str, list[float]] = {}
     for name in _CLOCKS:
-        stages = requested.get(name)
+        stages = delivered_names(name, requested.get(name))
         ran[name] = [sample.extra[name] for sample in busy if name in sample.extra]
-        if name == "clock_MHz" and not isinstance(stages, tuple):
-            ran[name] = ran[name] or [s.extra[FASTEST] for s in busy if FASTEST in s.extra]
-        if isinstance(stages, tuple):
+        if not by_stage(requested.get(name)):
+            if name == "clock_MHz":
+                ran[name] = ran[name] or [s.extra[FASTEST] for s in busy if FASTEST in s.extra]
+        else:
             devices = sorted(
                 {n for each in by_device for n, state in each.items() if name in state}
             )
             of_stage = len(devices) // len(stages)
-            for stage in range(len(stages)):
-                ran[f"{name}.{stage}"] = [
+            for stage, key in enumerate(stages):
+                ran[key] = [
                     each[number][name]
                     for each in by_device
                     for number in devices[stage * of_stage : (stage + 1) * of_stage]
@@ -99,9 +101,7 @@ def not_applied(
     )
     for name in _CLOCKS:
         requested = settings.get(name)
-        stages = requested if isinstance(requested, tuple) else (requested,)
-        for stage, clock in enumerate(stages):
-            key = f"{name}.{stage}" if isinstance(requested, tuple) else name
+        for key, clock in delivered_names(name, requested).items():
             ran = delivered.get(key)
             if not isinstance(clock, int | float) or ran is None:
                 continue
@@ -109,7 +109,7 @@ def not_applied(
             if abs(off_MHz) <= max(CLOCK_SHARE * clock, CLOCK_MHZ):
                 continue
             if off_MHz > 0 or not throttled:
-                where = f" of stage {stage}" if isinstance(requested, tuple) else ""
+                where = f" of stage {key.rpartition('.')[2]}" if key != name else ""
                 return f"{name}{where} was set to {clock} and the devices ran at {ran:.0f} MHz"
     limit_W = settings.get("power_limit_W")
     if isinstance(limit_W, int | float) and devices:
