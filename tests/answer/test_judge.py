@@ -134,7 +134,7 @@ def test_a_trade_is_chosen_under_an_objective_only() -> None:
 def test_the_baseline_is_within_a_tenth_of_itself_for_certain() -> None:
     records = searched(np.random.default_rng(1), 0.0, spread=0.2)
     judge = judge_of(records, max_slowdown=0.1, objective="energy")
-    assert judge.baseline_met == 1.0
+    assert judge.p_baseline_meets == 1.0
 
 
 def test_limits_are_judged_together() -> None:

@@ -40,7 +40,6 @@ def choose(answer: Answer, constraints: Constraints) -> AnotherChoice:
         advised = advise(judge, best, met=choice.met).point
         if advised.configuration != best.configuration:
             best, choice = advised, judge.choose([advised])[1]
-    today = baseline is not None and best.configuration == baseline.configuration
     energy, time = judge.differences(best) or (None, None)
     return AnotherChoice(
         answer.name,
@@ -49,7 +48,7 @@ def choose(answer: Answer, constraints: Constraints) -> AnotherChoice:
         choice,
         baseline,
         evidence_of(judge, best),
-        None if baseline is None or today else judge.p_better(best),
+        judge.p_better(best) if judge.rival(best) else None,
         energy,
         time,
         limits=limits.limits,

@@ -102,6 +102,12 @@ class Judge:
     # standard deviations of log time and log energy over the baseline's, of a plan.
     ratio_sd: dict[Configuration, tuple[float, float]] | None = None
 
+    @property
+    def today(self) -> Point:
+        """The baseline's point, of a study that measured it."""
+        assert self.baseline is not None
+        return self.baseline
+
     # -- limits ----------------------------------------------------------------------------------
 
     def _drawn(self, point: Point) -> tuple[np.ndarray, np.ndarray]:
@@ -115,7 +121,8 @@ class Judge:
         time = math.log(point.time_to_solution_s) + time_se * normal[0]
         return time, math.log(point.power_W) + power_se * normal[1]
 
-    def _drawn_slowdown(self, point: Point, today: Point) -> np.ndarray:
+    def _drawn_slowdown(self, point: Point) -> np.ndarray:
+        today = self.today
         if self.ratio_sd is None or point.configuration not in self.ratio_sd:
             return self._drawn(point)[0] - self._drawn(today)[0]
         log = math.log(point.time_to_solution_s / today.time_to_solution_s)
@@ -133,9 +140,9 @@ class Judge:
             return {}, 1.0
         log_time, log_power = self._drawn(point)
         time_s, energy_kJ = np.exp(log_time), np.exp(log_time + log_power) / 1000
-        if limits.slowdown is not None and self.baseline is not None:
-            slowdown = np.exp(self._drawn_slowdown(point, self.baseline))
-            time_s = slowdown * self.baseline.time_to_solution_s
+        if limits.slowdown is not None:
+            slowdown = np.exp(self._drawn_slowdown(point))
+            time_s = slowdown * self.today.time_to_solution_s
         known_figures = figures_of([point])
         job = known_figures._replace(energy_kJ=energy_kJ, time_s=time_s, power_W=np.exp(log_power))
         # A figure without any error may equal its limit.
@@ -165,22 +172,19 @@ class Judge:
         return [p for p in self.points if p.configuration not in self.failed] or self.points
 
     @cached_property
-    def baseline_met(self) -> float | None:
-        """Probability that the baseline meets the limits; None without either."""
-        if self.baseline is None or not self.constraints.limits:
-            return None
-        return self.chance(self.baseline, self.constraints)[1]
+    def p_baseline_meets(self) -> float:
+        """Probability that the baseline meets the limits; 1 without either."""
+        return self.chance(self.baseline, self.constraints)[1] if self.baseline else 1.0
 
     # -- against the baseline --------------------------------------------------------------------
 
     def differences(self, point: Point) -> tuple[Difference, Difference] | None:
         """Return how a point differs from the baseline in energy and time; None without one."""
-        today = self._rival(point)
-        if today is None:
+        if (rival := self.rival(point)) is None:
             return None
         if not self._compared(point):
             return differences_by_intervals(
-                today, point, (self.ratio_sd or {}).get(point.configuration)
+                rival, point, (self.ratio_sd or {}).get(point.configuration)
             )
         gains = self._saving(point, 1.0, 0.0), self._saving(point, 0.0, 1.0)
         return _differences(gains, "posterior of all launches", predicted=False)
@@ -191,9 +195,9 @@ class Judge:
         The models' error of a ratio is known to the baseline. That of two others is at most the
         sum of their two: the triangle inequality of the errors' features.
         """
-        if self.baseline is None or self.ratio_sd is None:
+        if self.ratio_sd is None:
             return replace(self, baseline=other)
-        known_figures = {**self.ratio_sd, self.baseline.configuration: (0.0, 0.0)}
+        known_figures = {**self.ratio_sd, self.today.configuration: (0.0, 0.0)}
         if other.configuration not in known_figures:
             return replace(self, baseline=other, ratio_sd=None)
         own_time, own_energy = known_figures[other.configuration]
@@ -208,26 +212,26 @@ class Judge:
         posterior = self.posterior
         return frozenset() if posterior is None else posterior.launches_of(point.configuration)
 
-    def _rival(self, point: Point) -> Point | None:
-        # The baseline, to compare a point with; None for the baseline itself and without one.
+    def rival(self, point: Point) -> Point | None:
+        """Return the baseline, to compare a point with; None for itself and without one."""
         today = self.baseline
         return today if today is not None and point.configuration != today.configuration else None
 
     def _compared(self, point: Point) -> bool:
-        today = self.baseline
-        return bool(today is not None and self.launches_of(point) and self.launches_of(today))
+        # Whether the posterior compares a point with its rival.
+        return bool(self.launches_of(point) and self.launches_of(self.today))
 
     def _saving(self, point: Point, energy: float, time: float) -> Gain:
-        assert self.posterior is not None and self.baseline is not None  # noqa: PT018
-        return self.posterior.saving(point.configuration, self.baseline.configuration, energy, time)
+        assert self.posterior is not None
+        return self.posterior.saving(point.configuration, self.today.configuration, energy, time)
 
     def _weights(self, point: Point) -> tuple[float, float, float]:
         # The price is a sum of a term in energy and one in time; its logarithm is linear in theirs
         # near the point.
         goal = self.constraints.goal
-        if goal != "cost" or self.baseline is None:
+        if goal != "cost":
             return *(OBJECTIVES[goal] or (1.0, 1.0)), 0.0
-        constraints, today = self.constraints, self.baseline
+        constraints, today = self.constraints, self.today
         mine, before = cost_of(point, constraints), cost_of(today, constraints)
         energy = energy_cost_of(point, constraints) / mine
         logs = energy * math.log(today.energy_to_solution_kJ / point.energy_to_solution_kJ)
@@ -236,7 +240,7 @@ class Judge:
 
     def gain(self, point: Point) -> Gain | None:
         """Return the log gain of the objective against the baseline; None without one."""
-        if self._rival(point) is None:
+        if self.rival(point) is None:
             return None
         energy, time, more = self._weights(point)
         if self._compared(point):
@@ -264,12 +268,12 @@ class Judge:
 
     def p_for_limits(self, point: Point) -> float:
         """Return the probability that a point meets the limits and the baseline misses them."""
-        missed = 1 - (1.0 if self.baseline_met is None else self.baseline_met)
+        missed = 1 - self.p_baseline_meets
         return missed and missed * self.chance(point, self.constraints)[1]
 
     def p_better(self, point: Point) -> float:
         """Return the probability that a point is better than the baseline by the objective."""
-        if self._rival(point) is None:
+        if self.rival(point) is None:
             return 0.0
         for_limits = self.p_for_limits(point)
         if for_limits >= LIKELY:
@@ -280,9 +284,9 @@ class Judge:
         return min(joint, self._by_launches(point)) if self._compared(point) else joint
 
     def _by_launches(self, point: Point) -> float:
-        assert self.posterior is not None and self.baseline is not None  # noqa: PT018
+        assert self.posterior is not None
         energy, time, more = self._weights(point)
-        pair = point.configuration, self.baseline.configuration
+        pair = point.configuration, self.today.configuration
         every = self.posterior.by_launches(*pair, energy, time)
         assert every is not None
         chosen_among = max(1, len(self.posterior.configurations) - 1)  # of one launch, too
@@ -291,6 +295,13 @@ class Judge:
         return max(by_all, fresh.above(MARGIN - more) if fresh is not None else 0.0, 0.0)
 
     # -- further launches ------------------------------------------------------------------------
+
+    def launch_share(self, launch_kJ: float | None, length: int | None) -> float | None:
+        """Return the energy of a launch as a share of the training's as it runs today; None if
+        either is unknown."""
+        if self.baseline is None or not launch_kJ or not length:
+            return None
+        return launch_kJ / self.baseline.energy_to_solution_kJ
 
     def more(self, point: Point, launch_share: float | None) -> FurtherLaunches | None:
         """Return the launches that are worth it to become sure of a point; None if none are.
@@ -302,7 +313,7 @@ class Judge:
         gain = self.gain(point)
         if gain is None or not self._compared(point):
             return None
-        assert self.posterior is not None and self.baseline is not None  # noqa: PT018
+        assert self.posterior is not None
         training = 1 / launch_share if launch_share else LONG_TRAINING
         fresh = self.launches_of(point) & self.fresh
         if self.p_better(point) >= ENOUGH:
@@ -322,6 +333,7 @@ class Judge:
                 best, worth = k, value
         if not best:
             return None
-        today = self.baseline
-        few = len(self.launches_of(today)) <= len(fresh)
-        return FurtherLaunches(best, of_baseline=few and today.configuration not in self.failed)
+        few = len(self.launches_of(self.today)) <= len(fresh)
+        return FurtherLaunches(
+            best, of_baseline=few and self.today.configuration not in self.failed
+        )

@@ -67,7 +67,7 @@ def advise(
         return Recommendation("train", point, evidence, p, energy=energy, time=time, **more)
 
     p_best = judge.p_better(best)
-    missed = judge.baseline_met is not None and judge.baseline_met < LIKELY
+    missed = judge.p_baseline_meets < LIKELY
     for_limits = missed and met and judge.p_for_limits(best) >= LIKELY
     # A plan's today that does not fit in memory is no point.
     cannot_stay = today.configuration not in {point.configuration for point in judge.points}
@@ -97,9 +97,7 @@ def recommend(
     """
     more: dict[str, Any] = {}
     launch_kJ = spent.energy_kJ / spent.probes if spent.probes else None
-    share = None
-    if judge.baseline is not None and launch_kJ and length:
-        share = launch_kJ / judge.baseline.energy_to_solution_kJ
+    share = judge.launch_share(launch_kJ, length)
     found = advise(judge, best, met=choice.met, launch_share=share)
     if choice.rule == BOTH:
         trade = more["trade"] = _trade(front, judge, found.point)

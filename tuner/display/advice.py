@@ -141,8 +141,8 @@ def _all_may_equal_today(result: Answer) -> bool:
 
 
 def _nothing(result: Answer) -> str:
-    assert result.best is not None and result.baseline is not None  # noqa: PT018
-    if result.best.configuration != result.baseline.configuration:
+    assert result.best is not None
+    if result.judged.rival(result.best) is not None:
         return "no difference worth a change"
     both = result.choice.rule == BOTH
     return "nothing better in both energy and time" if both else "nothing better"
@@ -239,8 +239,8 @@ def details(result: Answer) -> tuple[str, ...]:
 
 def _trade(result: Answer, trade: Point) -> str:
     # A point that saves one of energy and time for more of the other.
-    advice, baseline = result.recommendation, result.baseline
-    assert advice is not None and baseline is not None  # noqa: PT018
+    advice, baseline = result.recommendation, result.judged.today
+    assert advice is not None
     energy = trade.energy_to_solution_kJ / baseline.energy_to_solution_kJ
     time = trade.time_to_solution_s / baseline.time_to_solution_s
     name = settings_text(trade.configuration, baseline.configuration)

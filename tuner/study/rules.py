@@ -160,11 +160,10 @@ def further_launches(
 ) -> tuple[Point | None, FurtherLaunches | None]:
     """Return the choice and its further launches, or today's, that are worth it; None if none."""
     choice, _ = state.judge.choose()
-    if choice is None or state.baseline is None:
-        return choice, None
+    if choice is None:
+        return None, None
     launch_kJ = expected_kJ([choice.configuration])
-    probe_cost = launch_kJ and state.spec.problem.length
-    share = launch_kJ / state.baseline.energy_to_solution_kJ if probe_cost else None
+    share = state.judge.launch_share(launch_kJ, state.spec.problem.length)
     return choice, state.judge.more(choice, share)
 
 

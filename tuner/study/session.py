@@ -247,9 +247,10 @@ def _verify(search: SearchLoop) -> NoVerdict | None:
     while True:
         state = search.state
         choice, more = further_launches(state, search.expected_kJ)
-        if more is None or choice is None or state.baseline is None:
+        if more is None or choice is None:
             return None
-        subject, owner = (state.baseline, "today's") if more.of_baseline else (choice, "the choice")
+        today = state.judge.today
+        subject, owner = (today, "today's") if more.of_baseline else (choice, "the choice")
         if not search.affords(subject.configuration):
             return NoVerdict("limits_reached")
         if reported_choice is None or reported_choice.configuration != choice.configuration:

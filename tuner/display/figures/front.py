@@ -64,9 +64,9 @@ def front_figure(result: Answer) -> go.Figure | None:
         figure, view, [p for c, p in every.items() if c not in view.front], x_axis, y_axis
     )
     _add_front(figure, view, front)
-    if result.baseline is not None:
+    for point in result.compared:
         marker = {"color": ORANGE, "size": 11, "symbol": "diamond"}
-        figure.add_trace(points_trace(view, [result.baseline], "today", "Today", marker))
+        figure.add_trace(points_trace(view, [point], "today", "Today", marker))
     for point in named:
         word = view.role(point)
         ring = {"width": 2.5, "color": GREEN if word == "recommended" else PURPLE}

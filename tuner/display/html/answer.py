@@ -113,10 +113,10 @@ def _shown_points(view: View) -> list[dict[str, Any]]:
 
 def _changes(view: View, point: Point) -> dict[str, Line]:
     # A point's figures against today's; in grey where there may be no difference.
-    today, found = view.result.baseline, view.result.judged.differences(point)
-    if today is None or found is None:
+    judge = view.result.judged
+    if (found := judge.differences(point)) is None:
         return {}
-    energy, time = found
+    (energy, time), today = found, judge.today
     mine, theirs = point.power_interval_W, today.power_interval_W
     overlap = mine and theirs and mine[0] <= theirs[1] and theirs[0] <= mine[1]
     return {
@@ -197,8 +197,7 @@ def front_values(view: View) -> dict[str, Any]:
     present = sorted({n for p in every for n in (*p.configuration.launch, *p.configuration.live)})
     names = view.names or tuple(present)
     shown = sorted(result.front_points, key=lambda p: p.time_to_solution_s)
-    if result.baseline and view.today not in view.front:
-        shown.append(result.baseline)
+    shown += [point for point in result.compared if point.configuration not in view.front]
     has_memory = any(p.peak_memory_bytes for p in every)
     others = sorted(result.points, key=lambda p: p.energy_to_solution_kJ)
     return {
@@ -256,8 +255,8 @@ def _position(option: str, value: float | None, unit: str, per: float) -> dict[s
 
 
 def _choice_text(view: View, point: Point) -> dict[str, Any]:
-    result, today = view.result, view.today
-    name = short(point.configuration, baseline=today)
+    result = view.result
+    name = short(point.configuration, baseline=view.today)
     estimated = label(point.meter.mark)
     text = f"{name} takes {TIME.text(view, point)} and {ENERGY.text(view, point)}{estimated}"
     energy, time = view.changes(point)
@@ -265,7 +264,7 @@ def _choice_text(view: View, point: Point) -> dict[str, Any]:
         text += f", {energy} and {time} than today"
         if point.source == "measured":
             text += f" ({probability(result.judged.p_better(point))} sure)"
-    elif today is not None:
+    elif view.is_today(point):
         text += ", as today"
     time_taken, energy_taken = view.units.place(point)
     return {"name": name, "time": time_taken, "energy": energy_taken, "text": f"{text}."}
