@@ -38,8 +38,9 @@ LAYERS = (
     *("search_spaces", "workload", "models"),
     *("formatting", "pareto", "storage", "terminal"),
     *("problem", "executors", "search", "answer", "study"),
-    *("receipt", "online", "callbacks", "display", "result", "deploy", "api", "cli"),
-    *("cluster", "simulated", "comparison", "planner", "exchange", "dashboard", "testing"),
+    *("display", "result", "api", "cli"),
+    *("cluster", "simulated", "comparison", "receipt", "online", "callbacks", "deploy"),
+    *("planner", "exchange", "dashboard", "testing"),
 )
 #: Packages of `tuner.workload` from the ground up: each may import those before it.
 WORKLOAD_PARTS = ("records", "hook", "scripts", "program", "node")

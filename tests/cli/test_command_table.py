@@ -136,6 +136,40 @@ def test_without_the_report_the_other_commands_of_a_run_work(
     assert "tuner compare needs a part of joulefront" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("package", "words", "what"),
+    [
+        ("tuner.receipt", ("run", "--", "true"), "tuner run -- COMMAND"),
+        ("tuner.online", ("run", "--tune", "--", "true"), "tuner run --tune"),
+        ("tuner.online", ("run", "--follow-power", "x", "--", "true"), "tuner run --tune"),
+        ("tuner.deploy", ("run", str(MEASURED)), "tuner run RUN"),
+        ("tuner.deploy", ("apply", str(MEASURED)), "tuner apply"),
+        ("tuner.comparison", ("explain", str(MEASURED)), "tuner explain"),
+        ("tuner.exchange", ("export", str(MEASURED), "--to", "csv"), "tuner export"),
+        ("tuner.dashboard", ("dashboard", str(MEASURED)), "tuner dashboard"),
+        ("tuner.planner", ("plan",), "tuner plan"),
+        ("tuner.planner", ("fit",), "tuner fit"),
+    ],
+)
+def test_without_the_package_of_an_extra_its_commands_are_one_sentence(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    package: str,
+    words: tuple[str, ...],
+    what: str,
+) -> None:
+    leave_out(monkeypatch, package)
+    assert main([*words]) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(f"tuner: {what} needs a part of joulefront that is not installed here (")
+    assert err.count("\n") == 1
+    for kept in (["--help"], ["optimize", "--help"], ["run", "--help"]):
+        with pytest.raises(SystemExit) as ended:
+            main(kept)
+        assert ended.value.code == 0
+    assert main(["show", str(MEASURED)]) == 0
+
+
 def test_the_stub_of_the_package_names_what_it_exports() -> None:
     stub = ast.parse((Path(tuner.__file__).with_suffix(".pyi")).read_text(encoding="utf-8"))
     named = {

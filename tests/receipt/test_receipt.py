@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from tests.receipt.conftest import UserFolder
-from tuner.display.receipt_text import joules, receipt_lines, seconds
 from tuner.receipt.measure import receipt_file
 from tuner.receipt.receipt import (
     DeviceShare,
@@ -27,6 +26,7 @@ from tuner.receipt.receipt import (
     trainings_of,
     write_comment,
 )
+from tuner.receipt.text import joules, receipt_lines, seconds
 from tuner.search_spaces.errors import InputError
 from tuner.workload.hook.tally import HEAD
 from tuner.workload.node.host import CommandCores

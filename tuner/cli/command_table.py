@@ -42,7 +42,8 @@ SHIPPED = (
     Provider("tuner.exchange.command", ("import", "export"), "exchange of runs"),
     Provider("tuner.comparison.command", ("compare", "explain"), "comparison"),
     Provider("tuner.dashboard.command", ("dashboard",), "dashboard"),
-    Provider("tuner.cli.deploy", ("apply", "run"), "deployment"),
+    Provider("tuner.deploy.command", ("apply",), "deployment"),
+    Provider("tuner.cli.run", ("run",)),
     Provider("tuner.cli.catalog", ("list", "completion")),
     Provider("tuner.cli.probe", ("doctor", "dev")),
 )

@@ -7,63 +7,19 @@ import contextlib
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 from tuner.cli.options import announcer
 from tuner.search_spaces.errors import InputError, InvalidValue
 
-#: Options of `tuner run` that belong to the point of a run, and their defaults.
-_OF_POINT: dict[str, tuple[str, Any]] = {
-    "--point": ("point", "recommended"),
-    "--steps": ("steps", None),
-    "--no-clocks": ("clocks", True),
-}
-
-
-def add_options(parser: Any) -> None:
-    """Add the options of a measured command."""
-    group = parser.add_argument_group("only measure: the command after --, without RUN")
-    group.add_argument(
-        "--out",
-        metavar="FILE",
-        help="file of the receipt (default: energy.json in a new folder of RUNS/receipts)",
-    )
-    group.add_argument(
-        "--samples",
-        type=float,
-        metavar="N",
-        help="samples of an optimizer step, over all ranks (default: counted)",
-    )
-    group.add_argument(
-        "--slurm-comment",
-        action="store_true",
-        help="also set the receipt as the comment of the Slurm job",
-    )
-    group.add_argument("--meter", metavar="MODULE:CLASS", help="a meter of your own")
-
-
-def given_options(args: argparse.Namespace) -> list[str]:
-    """Return the options of a measured command that were given."""
-    given = {
-        "--out": args.out is not None,
-        "--samples": args.samples is not None,
-        "--slurm-comment": args.slurm_comment,
-        "--meter": args.meter is not None,
-    }
-    return [flag for flag, is_given in given.items() if is_given]
-
 
 def measure_command(args: argparse.Namespace) -> int:
     """Run the command after --, and print its receipt to standard error; return its exit code."""
-    from tuner.display.receipt_text import receipt_lines
     from tuner.receipt.measure import MeasureOptions, end_as, measure, receipt_file, words_of
     from tuner.receipt.receipt import write_comment
+    from tuner.receipt.text import receipt_lines
     from tuner.search_spaces.typed_json import JSON_SCHEMA, strict_json
     from tuner.workload.node.meters.base import own_meter
 
-    for flag, (name, default) in _OF_POINT.items():
-        if getattr(args, name) != default:
-            raise InputError(f"{flag} is of a run's point; name the run: tuner run RUN {flag} ...")
     if args.samples is not None and not 0 < args.samples < float("inf"):
         raise InvalidValue("--samples", args.samples, "a number above 0")
     words_of(args.program)
