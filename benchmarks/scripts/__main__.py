@@ -9,6 +9,11 @@ as `OWNER/NAME` or `OWNER+NAME/repo`; without it they are downloaded from GitHub
   where they cannot train here, or with the word that nothing can be turned where that is so (aim
   0.9); `recommended_at_first_attempt` is the share with a recommendation of those that train.
 - `today_wrong`: programs of which ranks, micro-batch, accumulation or global batch are misread.
+- `misread_silently`: those of them that were answered all the same (aim 0).
+- `something_to_turn`: share of the programs that train of which more than the threads of a rank was
+  searched (aim 0.8).
+- `table_outside_windows`: times in the tables of all answers that lie outside of what the windows
+  of the same configuration showed (aim 0).
 - `today_s_over_own`, `first_point_s_over_own`: time to the line of today's training, and to the
   first measured point, over the program's own to its first step (aims 1.3 and a second, 3 and a
   window).
@@ -71,12 +76,16 @@ def figures(attempts: Sequence[Attempt]) -> list[Figure]:
     held = [found.holds for found in tried if found.holds is not None]
     trained = [found for found in tried if found.verdict not in ("error told", "error not told")]
     recommended = sum(found.verdict == "answered" for found in trained)
+    turned = sum(bool({*found.knobs} - {"threads"}) for found in trained)
     right = sum(found.right for found in tried)
     every = [
         Figure("programs_tried", len(tried), "count"),
         Figure("answered_at_first_attempt", right / max(1, len(tried)), "ratio"),
         Figure("recommended_at_first_attempt", recommended / max(1, len(trained)), "ratio"),
         Figure("today_wrong", wrong, "count"),
+        Figure("misread_silently", sum(f.verdict == "misread" for f in tried), "count"),
+        Figure("something_to_turn", turned / max(1, len(trained)), "ratio"),
+        Figure("table_outside_windows", sum(f.outside for f in tried), "count"),
         Figure(
             "probes_lost_to_one_cause",
             max((found.lost_to_one_cause for found in tried), default=0),

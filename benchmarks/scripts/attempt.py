@@ -18,8 +18,12 @@ from benchmarks.scripts.programs import Program, environment_of, prepare
 from tuner.api import load_result
 from tuner.problem.run_folder import RunFolder
 from tuner.result import Result
+from tuner.search_spaces.configuration import Configuration
+from tuner.workload.records.probe import ProbeRecord
 from tuner.workload.records.trace import read_trace
 
+#: Figures of a table have three digits.
+_ROUNDED = 0.005
 NOTHING = "nothing can be turned"
 #: The line of today's training, behind its time.
 _TODAY = re.compile(r"^(\d\d:\d\d:\d\d )?today: ", re.M)
@@ -27,6 +31,8 @@ _TODAY = re.compile(r"^(\d\d:\d\d:\d\d )?today: ", re.M)
 ERROR_LIMIT_S = 30.0
 #: Steps that are timed by hand of each start.
 HAND_STEPS = 60
+#: The line of the knobs that are searched.
+_SEARCHED = re.compile(r"configurations? of (?P<knobs>\w+(?:, \w+)*);")
 PARTS = ("ranks", "micro_batch", "accumulation", "global_batch")
 
 
@@ -63,6 +69,9 @@ class Attempt:
             first measured point, and to its end.
         today: the values that were read of `PARTS`; None for unknown.
         wrong: those that differ from the truth.
+        knobs: those that were searched.
+        outside: times of the answer's table that lie outside of what the windows of the same
+            configuration showed.
         failures: kind and message of each failed probe.
         time: relative time of what is recommended, with the ends of its interval; empty if the
             answer is to keep today's.
@@ -80,6 +89,8 @@ class Attempt:
     ended_s: float | None = None
     today: dict[str, int | None] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
+    knobs: list[str] = field(default_factory=list)
+    outside: int = 0
     probes: int = 0
     failures: list[str] = field(default_factory=list)
     recommended: str = ""
@@ -195,6 +206,8 @@ def judge(found: Attempt, program: Program, alone: Alone, code: int | None, log:
     """Fill in the verdict, by what was read by hand of the program."""
     lines = [line for line in log.strip().splitlines() if line.strip()]
     found.says = lines[-1] if lines else ""
+    searched = _SEARCHED.search(log)
+    found.knobs = searched["knobs"].split(", ") if searched else []
     if program.today and alone.first_step_s is None:
         found.verdict, found.says = "unavailable", f"alone: {alone.last_words[-300:]}"
     elif code is None:
@@ -225,6 +238,7 @@ def _read_result(found: Attempt, program: Program, result: Result) -> None:
     assert result.run_dir is not None
     records = read_trace(RunFolder(result.run_dir).trace).records
     found.probes = len(records)
+    found.outside = outside_windows(result, records)
     found.failures = [f"{r.failure.kind}: {r.failure.message}" for r in records if r.failure]
     advice = result.recommendation
     if advice is None:
@@ -235,6 +249,21 @@ def _read_result(found: Attempt, program: Program, result: Result) -> None:
     if advice.action == "train" and advice.time is not None:
         found.recommended = advice.point.configuration.short
         found.time = [advice.time.relative, advice.time.low, advice.time.high]
+
+
+def outside_windows(result: Result, records: Sequence[ProbeRecord]) -> int:
+    """Return how many measured points have a time of a step that none of their windows spans."""
+    seen: dict[Configuration, list[float]] = {}
+    for record in records:
+        for window in record.measurements:
+            shown = Configuration(record.request.launch, window.live)
+            seen.setdefault(shown, []).append(window.step_time_s)
+    times = {p.configuration: p.time_to_solution_s / result.steps for p in result.points}
+    return sum(
+        not min(seen[each]) * (1 - _ROUNDED) <= time_s <= max(seen[each]) * (1 + _ROUNDED)
+        for each, time_s in times.items()
+        if each in seen
+    )
 
 
 def time_by_hand(program: Program, folder: Path, runs: Path, options: Options) -> float | None:

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,10 +16,12 @@ import yaml
 
 from benchmarks.scripts import __main__ as scripts
 from benchmarks.scripts.alone import Alone, start_alone
-from benchmarks.scripts.attempt import Attempt, Options, judge
+from benchmarks.scripts.attempt import Attempt, Options, judge, outside_windows
 from benchmarks.scripts.environment import Unavailable, checkout
 from benchmarks.scripts.inputs import _texts, sentences
 from benchmarks.scripts.programs import Program, listed, prepare
+from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.workload.records.probe import Measurement
 
 # A tool of developers, which mypy reads on every push.
 pytestmark = pytest.mark.long
@@ -109,7 +112,9 @@ def test_an_outcome_is_kept_for_the_same_attempt_alone(tmp_path: Path) -> None:
 def test_figures_compare_with_the_programs_themselves() -> None:
     good = Attempt("a", "a 1", "answered", own_first_step_s=2.0, today_s=3.0, first_point_s=6.0)
     good.time, good.by_hand = [-0.2, -0.3, -0.1], -0.15
+    good.knobs, good.outside = ["num_workers", "threads"], 2
     wrong = Attempt("b", "b 1", "misread", wrong=["ranks"], time=[-0.2, -0.3, -0.1], by_hand=0.1)
+    wrong.knobs = ["threads"]
     wrong.failures = ["crash: rank 0 died", "crash: rank 1 died", "memory: 3 GB"]
     dead = Attempt("c", "c 1", "error told", own_death_s=2.0, ended_s=3.0)
     absent = Attempt("d", "d 1", "unavailable", wrong=["ranks"])
@@ -120,6 +125,9 @@ def test_figures_compare_with_the_programs_themselves() -> None:
             "answered_at_first_attempt": 2 / 3,
             "recommended_at_first_attempt": 1 / 2,
             "today_wrong": 1,
+            "misread_silently": 1,
+            "something_to_turn": 1 / 2,
+            "table_outside_windows": 2,
             "probes_lost_to_one_cause": 2,
             "today_s_over_own": 1.5,
             "first_point_s_over_own": 3.0,
@@ -127,6 +135,17 @@ def test_figures_compare_with_the_programs_themselves() -> None:
             "recommendation_holds": 0.5,
         }
     )
+
+
+def test_a_figure_that_no_window_showed_is_counted() -> None:
+    launch, other = Settings({"threads": 1}), Settings({"threads": 2})
+    windows = [Measurement(Settings({}), 10, 1.0, time_s, 1.0, 1.0) for time_s in (0.10, 0.12)]
+    record = SimpleNamespace(request=SimpleNamespace(launch=launch), measurements=windows)
+    for time_s, expected in ((0.1, 0), (0.1204, 0), (0.13, 1), (0.09, 1)):
+        point = SimpleNamespace(configuration=Configuration(launch), time_to_solution_s=5 * time_s)
+        predicted = SimpleNamespace(configuration=Configuration(other), time_to_solution_s=1.0)
+        result: Any = SimpleNamespace(points=[point, predicted], steps=5)
+        assert outside_windows(result, [record]) == expected  # type: ignore[list-item]
 
 
 def _judged(program: Program, alone: Alone, code: int | None, log: str) -> str:
@@ -147,6 +166,10 @@ def test_a_verdict_follows_the_program_and_not_the_answer() -> None:
     assert _judged(dies, dead, 2, "tuner: crash: no module named x") == "error told"
     assert _judged(dies, dead, 1, "Traceback: no module named x") == "error not told"
     assert _judged(dies, dead, 2, "tuner: it fails") == "error not told"
+    searched = "train on this-machine (2 x cpu-core): 6 configurations of micro_batch, threads; no"
+    found = Attempt("A", "a")
+    judge(found, trains, steps, 1, searched)
+    assert found.knobs == ["micro_batch", "threads"]
     nothing = "tuner: nothing to try: nothing can be turned here"
     assert _judged(trains, steps, 2, nothing) == "nothing to turn"
     assert _judged(replace(trains, turns=True), steps, 2, nothing) == "refused"
