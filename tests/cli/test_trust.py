@@ -13,10 +13,10 @@ from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.knob_declarations import Knob, pack_names
 from tuner.search_spaces.typed_json import one_line, shown_word
 from tuner.terminal import visible
-from tuner.workload.scripts.frameworks import load_drivers, shipped_drivers
+from tuner.workload.scripts.frameworks import load_drivers, shipped_drivers, starts_of
 from tuner.workload.scripts.frameworks.driver import read_driver
 from tuner.workload.scripts.script_job import ScriptJob
-from tuner.workload.scripts.user_code import can_run_code, of_driver, of_files, of_run
+from tuner.workload.scripts.user_code import can_run_code, of_files, of_run
 
 DATA = Path(__file__).resolve().parents[1] / "data"
 KNOB = """
@@ -122,11 +122,11 @@ def test_a_dry_run_shows_it_and_asks_nothing(
 
 def test_a_shipped_driver_is_ours_and_a_changed_one_is_not(tmp_path: Path) -> None:
     for driver in shipped_drivers():
-        assert not list(of_driver(driver))
-        assert not list(of_driver(read_driver(dict(driver.table), "a copy")))
+        assert not list(starts_of(driver))
+        assert not list(starts_of(read_driver(dict(driver.table), "a copy")))
     wrapped = next(driver for driver in shipped_drivers() if driver.wrapper)
     table = {**wrapped.table, "wrapper": {**wrapped.table["wrapper"], "search": ["evil.{module}"]}}
-    assert any("evil.{module}" in str(phrase) for phrase in of_driver(read_driver(table, "x")))
+    assert any("evil.{module}" in str(phrase) for phrase in starts_of(read_driver(table, "x")))
 
 
 def test_what_a_driver_sets_by_its_knobs_is_shown(tmp_path: Path) -> None:
@@ -137,7 +137,7 @@ def test_what_a_driver_sets_by_its_knobs_is_shown(tmp_path: Path) -> None:
         '[knobs.compilation.levels.none]\n"a.b" = "call:evil:Class"\n"env:LD_PRELOAD" = "/x.so"\n'
         '[declared.more]\nkey = "env:BASH_ENV"\nvalues = ["/x.sh"]\n'
     )
-    shown = "\n".join(map(str, of_driver(*load_drivers(path))))
+    shown = "\n".join(map(str, starts_of(*load_drivers(path))))
     for part in ("PYTHONPATH=", "call:evil:Class", "LD_PRELOAD=/x.so", "BASH_ENV=/x.sh"):
         assert part in shown
     assert [*map(str, of_files([], path, None))] == shown.splitlines()

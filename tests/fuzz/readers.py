@@ -62,15 +62,15 @@ def _knobs(folder: Path) -> Try:
 
 
 def _drivers(folder: Path) -> Try:
+    from tuner.workload.scripts.frameworks import starts_of
     from tuner.workload.scripts.frameworks.driver import load_drivers
-    from tuner.workload.scripts.user_code import of_driver
 
     sounds, path = data_files("tuner.workload.scripts", "frameworks"), folder / "d.toml"
 
     def one(draw: random.Random) -> None:
         bent_file(path, draw.choice(sounds), as_toml, draw)
         for driver in load_drivers(path):
-            for start in of_driver(driver):
+            for start in starts_of(driver):
                 if "\n" in str(start):
                     raise AssertionError(f"two lines ask for trust: {start}")
 

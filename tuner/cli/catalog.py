@@ -111,9 +111,9 @@ def _knobs(name: str | None) -> Listing:
 
 
 def _frameworks(name: str | None) -> Listing:
-    from tuner.workload.scripts.frameworks import shipped_drivers
+    from tuner.workload.scripts import SOCKET
 
-    every = shipped_drivers()
+    every = SOCKET.needed("framework", "tuner list frameworks").shipped_drivers()
     names = _named("framework", [driver.name for driver in every], name)
     drivers = [driver for driver in every if driver.name in names]
     lines = []

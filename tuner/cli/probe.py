@@ -168,11 +168,12 @@ def _doctor(args: argparse.Namespace) -> int:
 
 
 def _check(args: argparse.Namespace) -> int:
-    from tuner.workload.scripts.frameworks import load_drivers
-    from tuner.workload.scripts.frameworks.driver import check_version
-    from tuner.workload.scripts.frameworks.keys import best_fit, search_path
+    from tuner.workload.scripts import SOCKET
+    from tuner.workload.scripts.command import search_path
 
-    driver, found = best_fit(load_drivers(Path(args.file)), search_path(Path.cwd(), ()))
+    frameworks = SOCKET.needed("framework", "tuner dev frameworks")
+    drivers = frameworks.load_drivers(Path(args.file))
+    driver, found = frameworks.best_fit(drivers, search_path(Path.cwd(), ()))
     title = f"{driver.name} {found.version}".strip()
     lines = [f"{args.file} can be read: {len(driver.knobs)} knobs, {len(driver.keys)} keys"]
     if not driver.sources:
@@ -182,7 +183,11 @@ def _check(args: argparse.Namespace) -> int:
     else:
         lines.append(f"{len(found.found)} keys stand in the sources of {title}")
         lines += [f"{title} has no {key}" for key in found.gone]
-    if found.version and driver.versions and not check_version(driver.versions, found.version):
+    if (
+        found.version
+        and driver.versions
+        and not frameworks.check_version(driver.versions, found.version)
+    ):
         lines.append(f"the installed version is not in {driver.versions}")
     data: dict[str, Any] = {
         **{"framework": driver.name, "version": found.version, "found": list(found.found)},

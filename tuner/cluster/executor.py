@@ -24,6 +24,7 @@ from tuner.cluster.security import exposures
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import TrainingJob
+from tuner.workload.node.probe_checks import ops_needed
 from tuner.workload.records.probe import (
     Continuation,
     Failure,
@@ -32,7 +33,6 @@ from tuner.workload.records.probe import (
     ProbeRequest,
 )
 from tuner.workload.records.trace import partial_record, save_partial
-from tuner.workload.scripts.deepspeed_config import ops_needed
 from tuner.workload.scripts.installed import BUILD_LIMIT_S
 
 #: Time an agent may take beyond the probe's own limit (reading meters, writing files) before it is

@@ -20,13 +20,13 @@ from tuner.search_spaces.configuration import Settings
 from tuner.workload.node.clocks.base import AppliedSettings
 from tuner.workload.node.meters import MeterError, Reading
 from tuner.workload.node.meters.timeline import Timeline
+from tuner.workload.node.probe_checks import ops_needed
 from tuner.workload.node.rank_group import RankGroup
 from tuner.workload.node.rank_launch import Place, RankLaunch, bounded_logs
 from tuner.workload.node.rank_messages import Event
 from tuner.workload.node.rank_server import control_socket
 from tuner.workload.node.runner import LocalRunner
 from tuner.workload.records.probe import Failure, MeterInfo, PowerSample, ProbeRequest
-from tuner.workload.scripts.deepspeed_config import ops_needed
 
 
 class PeerLost(MeterError):

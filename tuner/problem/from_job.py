@@ -40,6 +40,7 @@ from tuner.search_spaces.space import (
     degrees,
     load_space,
 )
+from tuner.workload.scripts import SOCKET as ROUTES
 from tuner.workload.scripts.deepspeed_file import read_deepspeed
 from tuner.workload.scripts.installed import cannot_build, cannot_compile
 from tuner.workload.scripts.job import launchable
@@ -426,7 +427,7 @@ def problem_of_job(request: JobRequest, *, plan: bool = False) -> Problem:
     allowed = _allowed(found, most, question.space_name, configuration)
     if not found.inspected:
         found.notes.extend(knobs_in_play(allowed, question.whole, job, cluster))
-    found.notes.extend(PRIORS.left_out)
+    found.notes.extend([*PRIORS.left_out, *ROUTES.left_out])
     candidates = found.candidates
     sized = "global_batch" in launchable(job, cluster).narrowed(question.whole).choices
     if sized and configuration.get("global_batch") is None:

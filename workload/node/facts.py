@@ -35,6 +35,7 @@ from tuner.workload.node.meters.time_meter import REMEDY, NoEnergy, permits_time
 from tuner.workload.node.platforms import SOCKET, platform_of, platforms
 from tuner.workload.node.platforms.base import DeviceFacts, GpuFacts, Platform
 from tuner.workload.node.readiness import NEEDED, PROGRAMS, USED, MissingItem, missing_parts
+from tuner.workload.scripts import SOCKET as ROUTES
 from tuner.workload.scripts.installed import installed_torch, installed_version
 from tuner.workload.scripts.job import why_not_built_in
 
@@ -255,7 +256,7 @@ def _why_not_torch(platform: Platform) -> str:
 
 def _notes(inspected: Iterable[DeviceFacts], cores: float, gpus: int) -> tuple[str, ...]:
     notes = [note for facts in inspected for note in facts.notes]
-    notes += [*SOCKET.left_out, *CLOCKS.left_out]
+    notes += [*SOCKET.left_out, *CLOCKS.left_out, *ROUTES.left_out]
     notes.append(why_not_built_in())
     if not why_few_cores(cores, gpus):  # too few are among the missing parts
         notes.append(why_few_cores(cores, gpus, ENOUGH_CORES))

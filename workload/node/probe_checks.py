@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
 from tuner.workload.hook import GROUPS
@@ -30,7 +30,6 @@ from tuner.workload.records.probe import (
     ProbeRequest,
 )
 from tuner.workload.records.trace import partial_record, save_partial, write_power_samples
-from tuner.workload.scripts.deepspeed_config import ops_needed
 from tuner.workload.scripts.evidence import batches_seen
 
 #: Processes that a command starts at once reach their first steps this far apart, seconds.
@@ -53,6 +52,15 @@ def failure_of(
         return Failure("refused", str(error))
     action = "hold the probe's files" if isinstance(error, OSError) else "be metered or set"
     return Failure("node", f"the node cannot {action}: {error}")
+
+
+def ops_needed(launch: Settings, job: TrainingJob | None = None) -> tuple[str, ...]:
+    """Return the DeepSpeed ops, by builder name, that a launch of a job compiles and loads."""
+    if job is not None and not job.on_deepspeed:
+        return ()
+    places = [launch.get(name, "none") for name in ("optimizer_offload", "parameter_offload")]
+    adam = ("CPUAdamBuilder",) if places[0] != "none" else ()
+    return (*adam, "AsyncIOBuilder") if "nvme" in places else adam
 
 
 def prepare_ops(

@@ -13,6 +13,9 @@ SOCKET = Socket(
     1,
     ("today", "support", "why_not", "apply"),
     {
+        "framework": "tuner.workload.scripts.frameworks",
+        "framework keys": "tuner.workload.scripts.frameworks.route:DriverKeys",
+        "deepspeed": "tuner.workload.scripts.routes.deepspeed:DeepSpeedConfig",
         "launchers": "tuner.workload.scripts.launchers",
         "job script": "tuner.workload.scripts.job_script",
         "proof": "tuner.workload.scripts.proving",

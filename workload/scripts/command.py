@@ -28,10 +28,8 @@ from tuner.search_spaces.options import check_options, option
 from tuner.search_spaces.plugins import not_installed
 from tuner.search_spaces.typed_json import whole_number
 from tuner.workload.scripts import SOCKET
-from tuner.workload.scripts.frameworks.bound_driver import Bound
-from tuner.workload.scripts.frameworks.keys import recognised, source_of
 from tuner.workload.scripts.observation import Observation
-from tuner.workload.scripts.script_facts import ASSIGNMENT, LAUNCH, PLACEHOLDER, Launcher
+from tuner.workload.scripts.script_facts import ASSIGNMENT, LAUNCH, PLACEHOLDER, Framework, Launcher
 from tuner.workload.scripts.secrets import hidden, revealed
 
 #: What a command may hold beside the launch knobs. The last three differ from rank to rank.
@@ -90,6 +88,29 @@ def meets_on_gpus_alone(words: Sequence[str], cwd: str | Path) -> bool:
 
 def _source(words: Sequence[str], cwd: str | Path) -> str:
     return "" if words[:1] in ((), ("-m",)) else source_of(words, Path(cwd))
+
+
+def search_path(cwd: Path, words: Sequence[str]) -> tuple[Path, ...]:
+    """Return the folders from which a script imports: its own, the current one, Python's."""
+    own = [] if not words or words[0] == "-m" else [(cwd / words[0]).resolve().parent]
+    folders = [*own, cwd, *(Path(entry) for entry in sys.path if entry)]
+    return tuple(dict.fromkeys(folders))
+
+
+def source_of(words: Sequence[str], cwd: Path) -> str:
+    """Return the text of the script or module of a command; "" if it cannot be read."""
+    paths = [cwd / words[0]]
+    if words[0] == "-m":
+        module = Path(*words[1].split("."))
+        paths = [folder / module.with_suffix(".py") for folder in search_path(cwd, words)]
+        paths += [folder / module / "__main__.py" for folder in search_path(cwd, words)]
+    for path in paths:
+        if path.is_file():
+            try:
+                return path.read_text(encoding="utf-8", errors="replace")
+            except OSError:
+                return ""
+    return ""
 
 
 def filled(word: str, values: Mapping[str, str]) -> str:
@@ -304,10 +325,16 @@ class Script:
         return self._read[1]
 
     @cached_property
-    def framework_of_command(self) -> Bound | None:
+    def framework_of_command(self) -> Framework | None:
         """The framework of the command and the keys that its installed version lacks, or None."""
+        if (frameworks := SOCKET.part("framework")) is None and self.framework is None:
+            return None
+        frameworks = frameworks or SOCKET.needed("framework", "--framework")
         launcher = self.launcher.kind if self.launcher else ""
-        return recognised(self.words, Path(self.cwd), launcher, self.framework)
+        found: Framework | None = frameworks.recognised(
+            self.words, Path(self.cwd), launcher, self.framework
+        )
+        return found
 
     @property
     def framework_knobs(self) -> tuple[Knob, ...]:
@@ -318,7 +345,7 @@ class Script:
                 f"no framework is recognised in {self.shown!r}, so --knobs framework has none "
                 "(tuner list frameworks)"
             )
-        return tuple(found.driver.declared.values())
+        return tuple(found.declared.values())
 
     @cached_property
     def _kept(self) -> tuple[list[str], dict[str, str]]:

@@ -8,19 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import TrainingJob
 from tuner.workload.hook import merge
 from tuner.workload.scripts.declared_knobs import deepspeed_settings
-
-
-def ops_needed(launch: Settings, job: TrainingJob | None = None) -> tuple[str, ...]:
-    """Return the DeepSpeed ops, by builder name, that a launch of a job compiles and loads."""
-    if job is not None and not job.on_deepspeed:
-        return ()
-    places = [launch.get(name, "none") for name in ("optimizer_offload", "parameter_offload")]
-    adam = ("CPUAdamBuilder",) if places[0] != "none" else ()
-    return (*adam, "AsyncIOBuilder") if "nvme" in places else adam
 
 
 def render_deepspeed_config(

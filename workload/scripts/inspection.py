@@ -416,7 +416,7 @@ def _steps(script: Script, blank: ScriptJob, facts: Mapping[str, Any]) -> tuple[
         more = f"; at most {found:,} by {stated['by']}" if found and found > shown else ""
         return blank.steps, f"--steps{more}"
     if blank.steps and blank.driver is not None:
-        return blank.steps, f"{blank.driver.driver.name}'s keys"
+        return blank.steps, f"{blank.driver.name}'s keys"
     return blank.steps or found, f"{stated['by']}'s own count" if found else ""
 
 

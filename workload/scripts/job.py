@@ -25,8 +25,7 @@ from tuner.search_spaces.rules import unrunnable
 from tuner.search_spaces.space import SearchSpace, default_configuration
 from tuner.workload.scripts.command import Script, Start
 from tuner.workload.scripts.declared_knobs import program_knobs
-from tuner.workload.scripts.frameworks.driver import Driver
-from tuner.workload.scripts.script_facts import Launcher
+from tuner.workload.scripts.script_facts import Framework, Launcher
 from tuner.workload.scripts.secrets import require
 
 
@@ -70,7 +69,7 @@ class UserCommand:
     words: Sequence[str]
     cwd: str
     env: Mapping[str, str]
-    driver: Driver | None
+    framework: Framework | None
 
 
 class LaunchableJob(ABC):

@@ -6,10 +6,14 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
+from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
-from tuner.search_spaces.knobs import KNOBS
+from tuner.search_spaces.job import Program
+from tuner.search_spaces.knob_declarations import Knob
+from tuner.search_spaces.knobs import KNOBS, Value
 
 #: File of a probe's folder in which the lines of a job script are noted.
 LINES = "lines.txt"
@@ -32,6 +36,87 @@ TAKEN = re.compile(r"(?<!\$)\{env:([A-Za-z_]\w*)\}")
 def names_taken(texts: Iterable[str]) -> tuple[str, ...]:
     """Return the variables that stand in texts for values that are not kept."""
     return tuple(dict.fromkeys(name for text in texts for name in TAKEN.findall(text)))
+
+
+class Framework(Protocol):
+    """Framework that is recognised in a command, in the installed version."""
+
+    @property
+    def driver(self) -> Any:
+        """Its table, which only its own package reads."""
+        ...
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def title(self) -> str:
+        """Name and version, for sentences."""
+        ...
+
+    @property
+    def declared(self) -> Mapping[str, Knob]:
+        """Knobs of its own, by name."""
+        ...
+
+    def applied(
+        self,
+        words: tuple[str, ...],
+        cwd: Path,
+        env: Mapping[str, str],
+        *,
+        devices: int,
+        sequence_length: int,
+        taken: Mapping[str, str],
+    ) -> FrameworkKeys:
+        """Return its keys in a command; `taken` knobs have placeholders of their own."""
+        ...
+
+    def to_json(self) -> str:
+        """Convert to text for the study's file."""
+        ...
+
+
+class FrameworkKeys(Protocol):
+    """Keys of a framework in one command, as today and under a configuration.
+
+    `today` are the values of its knobs, and `batches` (micro-batch, accumulation), 0 where not
+    known; `accumulates` says that the accumulation follows the global batch.
+    """
+
+    @property
+    def today(self) -> Mapping[str, Value]: ...
+
+    @property
+    def against(self) -> Mapping[str, str]:
+        """Why knobs cannot be set, a phrase each."""
+        ...
+
+    @property
+    def batches(self) -> tuple[int, int]: ...
+
+    @property
+    def accumulates(self) -> bool: ...
+
+    @property
+    def length(self) -> int:
+        """Tokens of a sample; 0 if not known."""
+        ...
+
+    @property
+    def program(self) -> Program: ...
+
+    def fact(self, name: str) -> Any:
+        """Return what the keys state of the training; None if nothing."""
+        ...
+
+    def declared(self, knob: Knob) -> Any:
+        """Return today's value of a declared knob, or None; InputError if its key is gone."""
+        ...
+
+    def refused(self, configuration: Configuration) -> list[str]:
+        """Return a phrase for each rule of the framework that a configuration breaks."""
+        ...
 
 
 @dataclass(frozen=True)

@@ -32,9 +32,9 @@ from tuner.workload.scripts.routes import (
     BATCH_SPLIT,
     FRAMEWORK_ARGUMENTS,
     MODEL_SWITCH,
-    ROUTES,
     Draft,
     KnobSupport,
+    routes,
     support_of,
     today_of,
 )
@@ -165,9 +165,9 @@ def _trainer(job: ScriptTraining) -> str:
 def _undeclared(job: ScriptTraining) -> str:
     if job.driver is None:
         return ""
-    own, driver = {knob.name for knob in job.knobs}, job.driver.driver
-    others = [name for name in driver.declared if name not in own]
-    return f"{driver.name} also has {', '.join(others)}" if others else ""
+    own = {knob.name for knob in job.knobs}
+    others = [name for name in job.driver.declared if name not in own]
+    return f"{job.driver.name} also has {', '.join(others)}" if others else ""
 
 
 def _shards_otherwise(job: ScriptTraining, space: SearchSpace) -> bool:
@@ -193,7 +193,7 @@ def facts_today(job: ScriptTraining, own: Configuration, today: Configuration) -
         if name in job.placeholders:
             sources[name] = "the command"
         elif job.stated_values.get(name) and job.driver is not None:
-            sources[name] = job.driver.driver.name
+            sources[name] = job.driver.name
     replicas = today.data_parallel
     micro = today.micro_batch if job.frame.micro_batch else 0
     times = job.frame.accumulation
@@ -259,8 +259,7 @@ class ScriptJob(ScriptTraining, LaunchableJob):
     def user_command(self) -> UserCommand:
         """The words of each rank, with the variables of the launcher's line."""
         env = self.launcher.env if self.launcher else {}
-        driver = self.driver.driver if self.driver is not None else None
-        return UserCommand(self.words, self.cwd, env, driver)
+        return UserCommand(self.words, self.cwd, env, self.driver)
 
     # ---- how it starts
 
@@ -290,7 +289,7 @@ class ScriptJob(ScriptTraining, LaunchableJob):
         draft.options["quiet"] = probe
         if self.bare and configuration.world_size == 1:
             draft.options["bare"] = True
-        for route in ROUTES:
+        for route in routes():
             route.apply(self, configuration, draft)
         words, options = tuple(draft.words), draft.options
         if self.whole and words != draft.typed:

@@ -13,9 +13,16 @@ from typing import Any, Self
 from tuner.search_spaces.errors import InputError, check_integer
 from tuner.search_spaces.job import Program, TrainingJob
 from tuner.search_spaces.knob_declarations import read_knobs
+from tuner.workload.scripts import SOCKET
 from tuner.workload.scripts.deepspeed_file import is_deepspeed_file, read_deepspeed
-from tuner.workload.scripts.frameworks.bound_driver import Bound, BoundDriver
-from tuner.workload.scripts.script_facts import PLACEHOLDER, Launcher, ScriptFacts, names_taken
+from tuner.workload.scripts.script_facts import (
+    PLACEHOLDER,
+    Framework,
+    FrameworkKeys,
+    Launcher,
+    ScriptFacts,
+    names_taken,
+)
 
 
 @dataclass(frozen=True)
@@ -42,7 +49,7 @@ class ScriptTraining(TrainingJob):
     frame: ScriptFacts = field(default_factory=ScriptFacts, hash=False)
     assumed: tuple[str, ...] = ()
     launcher: Launcher | None = None
-    driver: Bound | None = None
+    driver: Framework | None = None
     line: str = ""
     folder: str = ""
     whole: bool = False
@@ -69,6 +76,8 @@ class ScriptTraining(TrainingJob):
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """Read the output of `to_json`; InputError if invalid."""
+        if "driver" in data:
+            frameworks = SOCKET.needed("framework", "a run of a recognised framework")
         try:
             frame = ScriptFacts.from_json(data["frame"])
             listed = {name: tuple(data.get(name, ())) for name in ("words", "assumed")}
@@ -77,7 +86,7 @@ class ScriptTraining(TrainingJob):
             if "launcher" in data:
                 given["launcher"] = Launcher.from_json(json.loads(data["launcher"]))
             if "driver" in data:
-                given["driver"] = Bound.from_json(data["driver"])
+                given["driver"] = frameworks.Bound.from_json(data["driver"])
             if "knobs" in data:
                 given["knobs"] = read_knobs(data["knobs"], "the job")
             if "program" in data:
@@ -94,14 +103,16 @@ class ScriptTraining(TrainingJob):
         return {name: value for word in self.words for name, value in PLACEHOLDER.findall(word)}
 
     @cached_property
-    def driven(self) -> BoundDriver | None:
+    def driven(self) -> FrameworkKeys | None:
         """The driver of the recognised framework, applied to this command."""
         if self.driver is None:
             return None
         env = {**os.environ, **(self.launcher.env if self.launcher else {})}
-        settings = self.driver.settings(self.words, Path(self.cwd), env)
-        return BoundDriver(
-            self.driver, settings, self.devices, self.sequence_length, self.placeholders
+        return self.driver.applied(
+            *(self.words, Path(self.cwd), env),
+            devices=self.devices,
+            sequence_length=self.sequence_length,
+            taken=self.placeholders,
         )
 
     @cached_property

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from tuner.search_spaces.job import job_names, load_job
 from tuner.search_spaces.knob_declarations import Knob, load_pack, pack_names
 from tuner.search_spaces.knobs import Value
 from tuner.search_spaces.typed_json import shown_word
-from tuner.workload.scripts.frameworks import Driver, load_drivers, shipped_drivers
+from tuner.workload.scripts import SOCKET
 from tuner.workload.scripts.job import LaunchableJob
 
 #: Words in a key whose value, if it is a text or true, names code or what may hold code.
@@ -70,7 +69,8 @@ def can_run_code(key: str, values: Iterable[Any]) -> bool:
     return any(names or _VALUE.fullmatch(text) for text in texts)
 
 
-def _setting(owner: str, place: str, key: str, values: Sequence[Any]) -> FileStart:
+def setting(owner: str, place: str, key: str, values: Sequence[Any]) -> FileStart:
+    """Return that something of an owner sets a key or a variable to one of these values."""
     shown = ", ".join(map(shown_word, values))
     line = f"{owner}: {shown_word(place.removeprefix('env:'))}={shown}"
     return FileStart(line, can_run_code(key.removeprefix("env:"), values))
@@ -84,32 +84,7 @@ def of_knobs(knobs: Sequence[Knob]) -> Iterator[FileStart]:
 
 def _of_knob(knob: Knob, values: Sequence[Value]) -> FileStart:
     place = knob.how if ":" in knob.how else knob.name
-    return _setting(knob.name, place, knob.target[1] or knob.name, values)
-
-
-def of_driver(driver: Driver) -> Iterator[FileStart]:
-    """Yield the writes, imports and settings of a user's own driver."""
-    if any(driver.table == own.table for own in shipped_drivers()):
-        return
-    owner = shown_word(driver.name)
-    written = re.sub(r"\{key\}|\{value\}", "", driver.command.option)
-    if written.strip("-+= "):
-        yield FileStart(f"{owner}: options as {shown_word(driver.command.option)}", True)
-    for name, value in driver.quiet_env.items():
-        yield _setting(owner, name, name, [value])
-    for key, value in driver.quiet.items():
-        yield _setting(owner, key, key, [value])
-    if driver.wrapper is not None:
-        modules = ", ".join(map(shown_word, driver.wrapper.search))
-        yield FileStart(f"{owner}: imports {modules}, and calls a function of it", True)
-    for knob, route in driver.knobs.items():
-        if route.key:
-            key = route.key.removeprefix("env:")
-            runs_code = can_run_code(key, ["VALUE"])
-            yield FileStart(f"{owner}, {knob}: {shown_word(key)}=VALUE", runs_code)
-        for key, values in chain.from_iterable(level.items() for level in route.levels.values()):
-            yield _setting(f"{owner}, {knob}", key, key, values)
-    yield from of_knobs(tuple(driver.declared.values()))
+    return setting(knob.name, place, knob.target[1] or knob.name, values)
 
 
 def of_files(knobs: Sequence[str], framework: Path | None, job: str | None) -> list[FileStart]:
@@ -119,7 +94,9 @@ def of_files(knobs: Sequence[str], framework: Path | None, job: str | None) -> l
         if given not in (*pack_names(), "framework"):
             found += of_knobs(load_pack(given).knobs)
     if framework is not None:
-        found += chain.from_iterable(map(of_driver, load_drivers(framework)))
+        frameworks = SOCKET.needed("framework", "--framework")
+        for driver in frameworks.load_drivers(framework):
+            found += frameworks.starts_of(driver)
     if job is not None and job not in job_names():
         found += of_knobs(load_job(job).knobs)
     return list(dict.fromkeys(found))
@@ -133,9 +110,10 @@ def of_run(job: LaunchableJob, configuration: Configuration) -> Iterator[FileSta
         words = " ".join(map(shown_word, command.words))
         yield FileStart(f"in {shown_word(command.cwd)}: {words}", True)
         for name, given in command.env.items():
-            yield _setting("the command", name, name, [given])
-        if command.driver is not None:
-            yield from of_driver(command.driver)
+            yield setting("the command", name, name, [given])
+        if command.framework is not None:
+            frameworks = SOCKET.needed("framework", "the framework of this command")
+            yield from frameworks.starts_of(command.framework.driver)
     for knob in job.knobs:
         value = configuration.get(knob.name)
         if value is not None:

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Callable
+import sys
+import warnings
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.entry_points import install_plugin
 from tests.support.scripts import script_job
+from tuner.cli.main import main
 from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.knobs import KNOBS, Value
 from tuner.search_spaces.rules import broken_rules
-from tuner.workload.scripts.command import Start
+from tuner.workload.scripts import SOCKET
+from tuner.workload.scripts.command import Script, Start
 from tuner.workload.scripts.frameworks.bound_driver import Bound
 from tuner.workload.scripts.frameworks.driver import Driver, shipped_drivers
+from tuner.workload.scripts.inspection import proven
 from tuner.workload.scripts.key_files import parsed_file
-from tuner.workload.scripts.routes import CARRIERS, ROUTES, Route, support_of, today_of
+from tuner.workload.scripts.routes import Route, carriers, routes, support_of, today_of
 from tuner.workload.scripts.script_facts import LAUNCH, ScriptFacts
 from tuner.workload.scripts.script_job import ScriptJob
 
@@ -112,8 +119,8 @@ def other_of(job: ScriptJob, case: Case) -> Configuration:
     return Configuration(Settings({**job.baseline.launch, case.knob: case.other}))
 
 
-ids = [type(route).__name__ for route in ROUTES]
-every_route = pytest.mark.parametrize("route", ROUTES, ids=ids)
+ids = [type(route).__name__ for route in routes()]
+every_route = pytest.mark.parametrize("route", routes(), ids=ids)
 
 
 def test_every_route_has_a_case() -> None:
@@ -294,4 +301,157 @@ def test_no_route_but_the_command_looks_at_a_placeholder_that_the_script_ignores
     counted = replace(TORCH, micro_batch=8, accumulation=1)
     job = script_job("train.py {micro_batch=4}", tmp_path, counted)
     assert job.baseline.micro_batch == 4  # `seen_today` refuses the contradiction
-    assert [type(r).__name__ for r in CARRIERS if r.support(job, "micro_batch")] == ["Placeholders"]
+    able = [type(each).__name__ for each in carriers() if each.support(job, "micro_batch")]
+    assert able == ["Placeholders"]
+
+
+@pytest.fixture
+def routes_found_again() -> Iterator[None]:
+    carriers.cache_clear()
+    yield
+    carriers.cache_clear()
+
+
+@pytest.fixture
+def core_alone(monkeypatch: pytest.MonkeyPatch, routes_found_again: None) -> None:
+    """An installation without any part of a script that may be left out."""
+    for part in SOCKET.shipped.values():
+        monkeypatch.setitem(sys.modules, part.partition(":")[0], None)
+
+
+@pytest.mark.usefixtures("core_alone")
+def test_a_plain_script_is_a_job_without_the_parts_that_may_be_left_out(tmp_path: Path) -> None:
+    names = [type(route).__name__ for route in routes()]
+    assert {*ids} - {*names} == {"DriverKeys", "DeepSpeedConfig"}
+    job = script_job("train.py {micro_batch=4} {gradient_accumulation=1}", tmp_path, TORCH)
+    assert (job.driver, job.launcher) == (None, None)
+    other = Configuration(Settings({**job.baseline.launch, "micro_batch": 2}))
+    assert job.start(other, tmp_path / "start").words[1:] == ("2", "2")
+    assert proven(job, {}, lambda *_: "unused", devices=8) is job
+    assert Script("bash job.sh", cwd=tmp_path).job_script is None
+
+
+@pytest.mark.usefixtures("core_alone")
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (["optimize", "--script", "python train.py", "--framework", "f.toml"], "--framework"),
+        (["list", "frameworks"], "tuner list frameworks"),
+        (["dev", "frameworks", "check", "f.toml"], "tuner dev frameworks"),
+    ],
+)
+def test_a_part_that_is_left_out_is_one_sentence(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    what: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    assert main(words) == 2
+    err = capsys.readouterr().err
+    assert f"{what} needs a part of joulefront that is not installed here" in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.usefixtures("core_alone")
+def test_a_run_of_a_framework_names_what_it_needs(tmp_path: Path) -> None:
+    job = script_job("train.py", tmp_path, TORCH)
+    with pytest.raises(InputError, match="of a recognised framework needs a part"):
+        ScriptJob.from_json({**job.to_json(), "driver": "{}"})
+    with pytest.raises(InputError, match="the launcher 'true' needs a part of joulefront"):
+        Script("true --nproc-per-node 2 train.py", cwd=tmp_path).words  # noqa: B018
+
+
+PLUGIN = """
+from tuner.workload.scripts.routes.base import KnobSupport, Route
+
+class Caps(Route):
+    PROTOCOL = 1
+
+    def today(self, job):
+        return {"compilation": "none"}
+
+    def support(self, job, knob):
+        return KnobSupport("a file of the site", route=self) if knob == "compilation" else None
+
+    def apply(self, job, configuration, draft):
+        draft.env["COMPILE"] = str(configuration.get("compilation"))
+
+ROUTE = Caps()
+"""
+
+
+def plugged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, name: str = "caps"
+) -> ScriptJob:
+    folder = tmp_path / "site"
+    folder.mkdir()
+    install_plugin(folder, monkeypatch, SOCKET.group, name, source, attribute="ROUTE")
+    return script_job("train.py", tmp_path, TORCH)
+
+
+@pytest.mark.usefixtures("routes_found_again")
+def test_a_route_of_another_distribution_sets_its_knob(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = plugged(tmp_path, monkeypatch, PLUGIN)
+    assert job.offers["compilation"].turned
+    other = Configuration(Settings({**job.baseline.launch, "compilation": "full"}))
+    assert job.start(other, tmp_path / "start").env["COMPILE"] == "full"
+
+
+@pytest.mark.usefixtures("routes_found_again")
+@pytest.mark.parametrize(
+    ("changed", "to", "name", "fault"),
+    [
+        ("PROTOCOL = 1", "PROTOCOL = 2", "caps", "it must have PROTOCOL = 1, not 2"),
+        ("ROUTE = Caps()", "raise OSError('no file')", "caps", "loaded (OSError: no file)"),
+        ("ROUTE = Caps()", "ROUTE = None", "caps", "it must have PROTOCOL = 1, not None"),
+        ("", "", "deepspeed", "the name 'deepspeed' is taken"),
+    ],
+)
+def test_a_route_that_cannot_be_used_is_named_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed: str, to: str, name: str, fault: str
+) -> None:
+    job = plugged(tmp_path, monkeypatch, PLUGIN.replace(changed, to) if changed else PLUGIN, name)
+    assert not job.offers["compilation"].turned
+    (sentence,) = SOCKET.left_out
+    assert sentence.startswith(f"the route {name!r} (")
+    assert fault in sentence
+
+
+@pytest.mark.usefixtures("routes_found_again")
+@pytest.mark.parametrize(
+    ("method", "given"),
+    [
+        ("today", "raise ValueError('torn')"),
+        ("today", "return None"),
+        ("today", "return {'clock': 1}"),
+        ("today", "return {'clock_MHz': 900}"),
+        ("today", "return {'compilation': ['none']}"),
+        ("support", "raise ValueError('torn')"),
+        ("support", "return 'yes'"),
+    ],
+)
+def test_a_route_that_fails_sets_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, given: str
+) -> None:
+    arguments = {"today": "job", "support": "job, knob"}[method]
+    head = f"def {method}(self, {arguments}):\n        "
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        job = plugged(tmp_path, monkeypatch, PLUGIN.replace(head, f"{head}{given}\n        "))
+        assert job.baseline == script_job("train.py", tmp_path, TORCH).baseline
+        assert method == "today" or not job.offers["compilation"].turned
+    assert any("the route 'caps' sets nothing" in str(each.message) for each in seen)
+
+
+@pytest.mark.usefixtures("routes_found_again")
+def test_a_start_that_a_route_cannot_change_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = plugged(tmp_path, monkeypatch, PLUGIN.replace('draft.env["COMPILE"] =', "1 /"))
+    with pytest.raises(InputError, match="'caps' cannot start the script"):
+        job.start(job.baseline, tmp_path / "start")

@@ -44,6 +44,16 @@ class Bound:
     former: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     @property
+    def name(self) -> str:
+        """The framework's name."""
+        return self.driver.name
+
+    @property
+    def declared(self) -> Mapping[str, Knob]:
+        """Knobs of its own, by name."""
+        return self.driver.declared
+
+    @property
     def title(self) -> str:
         """Name and version, for sentences."""
         return f"{self.driver.name} {self.version}".strip()
@@ -52,6 +62,19 @@ class Bound:
         """Return the keys of a command."""
         names = self.driver.other_names
         return Settings(self.driver.command, words, cwd, env, self.given, names, self.former)
+
+    def applied(
+        self,
+        words: tuple[str, ...],
+        cwd: Path,
+        env: Mapping[str, str],
+        *,
+        devices: int,
+        sequence_length: int,
+        taken: Mapping[str, str],
+    ) -> BoundDriver:
+        """Return the driver applied to a command; `taken` knobs have placeholders of their own."""
+        return BoundDriver(self, self.settings(words, cwd, env), devices, sequence_length, taken)
 
     def to_json(self) -> str:
         """Convert to text that `from_json` reads."""

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import operator as op
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from functools import lru_cache
 from importlib import resources
 from importlib.resources.abc import Traversable
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,7 +24,7 @@ from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.search_spaces.job import PARTITIONS, Program
 from tuner.search_spaces.knob_declarations import Knob, check_condition
 from tuner.search_spaces.knobs import KNOBS
-from tuner.search_spaces.typed_json import plain_text, whole_number
+from tuner.search_spaces.typed_json import plain_text, shown_word, whole_number
 from tuner.workload.hook import merge
 from tuner.workload.scripts.frameworks.parts import (
     FACTS,
@@ -38,6 +39,7 @@ from tuner.workload.scripts.frameworks.parts import (
     Rule,
     Wrapper,
 )
+from tuner.workload.scripts.user_code import FileStart, can_run_code, of_knobs, setting
 
 #: What a route may set: the launch knobs and what follows from them.
 ROUTED = (*(name for name, knob in KNOBS.items() if knob.kind == "launch"), "gradient_accumulation")
@@ -442,3 +444,28 @@ def check_version(versions: str, version: str) -> bool:
 def _numbers(version: str) -> list[int]:
     found = re.match(r"\d+(\.\d+)*", version)
     return [int(part) for part in found[0].split(".")] if found else []
+
+
+def starts_of(driver: Driver) -> Iterator[FileStart]:
+    """Yield the writes, imports and settings of a user's own driver."""
+    if any(driver.table == own.table for own in shipped_drivers()):
+        return
+    owner = shown_word(driver.name)
+    written = re.sub(r"\{key\}|\{value\}", "", driver.command.option)
+    if written.strip("-+= "):
+        yield FileStart(f"{owner}: options as {shown_word(driver.command.option)}", True)
+    for name, value in driver.quiet_env.items():
+        yield setting(owner, name, name, [value])
+    for key, value in driver.quiet.items():
+        yield setting(owner, key, key, [value])
+    if driver.wrapper is not None:
+        modules = ", ".join(map(shown_word, driver.wrapper.search))
+        yield FileStart(f"{owner}: imports {modules}, and calls a function of it", True)
+    for knob, route in driver.knobs.items():
+        if route.key:
+            key = route.key.removeprefix("env:")
+            runs_code = can_run_code(key, ["VALUE"])
+            yield FileStart(f"{owner}, {knob}: {shown_word(key)}=VALUE", runs_code)
+        for key, values in chain.from_iterable(level.items() for level in route.levels.values()):
+            yield setting(f"{owner}, {knob}", key, key, values)
+    yield from of_knobs(tuple(driver.declared.values()))

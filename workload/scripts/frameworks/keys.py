@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.search_spaces.errors import InputError
+from tuner.workload.scripts.command import search_path, source_of
 from tuner.workload.scripts.frameworks.bound_driver import Bound
 from tuner.workload.scripts.frameworks.driver import (
     Driver,
@@ -40,13 +40,6 @@ class KeyCheck:
     gone: tuple[str, ...] = ()
     former: Mapping[str, str] = field(default_factory=dict, hash=False)
     files: tuple[Path, ...] = ()
-
-
-def search_path(cwd: Path, words: Sequence[str]) -> tuple[Path, ...]:
-    """Return the folders from which a script imports: its own, the current one, Python's."""
-    own = [] if not words or words[0] == "-m" else [(cwd / words[0]).resolve().parent]
-    folders = [*own, cwd, *(Path(entry) for entry in sys.path if entry)]
-    return tuple(dict.fromkeys(folders))
 
 
 def check_keys(driver: Driver, path: Sequence[Path]) -> KeyCheck:
@@ -189,19 +182,3 @@ def _matching(words: Sequence[str], cwd: Path, launcher: str) -> list[Driver]:
 
 def _below(name: str, modules: Sequence[str]) -> bool:
     return any(name == module or name.startswith(f"{module}.") for module in modules)
-
-
-def source_of(words: Sequence[str], cwd: Path) -> str:
-    """Return the text of the script or module of a command; "" if it cannot be read."""
-    paths = [cwd / words[0]]
-    if words[0] == "-m":
-        module = Path(*words[1].split("."))
-        paths = [folder / module.with_suffix(".py") for folder in search_path(cwd, words)]
-        paths += [folder / module / "__main__.py" for folder in search_path(cwd, words)]
-    for path in paths:
-        if path.is_file():
-            try:
-                return path.read_text(encoding="utf-8", errors="replace")
-            except OSError:
-                return ""
-    return ""

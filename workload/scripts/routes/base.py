@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from tuner.search_spaces.configuration import Configuration
-from tuner.search_spaces.knobs import Value
+from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.knobs import KNOBS, Value
 from tuner.search_spaces.safe_files import write_text
 from tuner.workload.scripts.command import filled
+from tuner.workload.scripts.script_facts import LAUNCH
 from tuner.workload.scripts.script_training import ScriptTraining
 
 #: Degrees of parallelism inside the model, which a script builds by the model's sizes.
@@ -113,6 +117,53 @@ class Route:
     def apply(self, job: ScriptTraining, configuration: Configuration, draft: Draft) -> None:
         """Change the start of the ranks to this configuration."""
         raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class PluginRoute(Route):
+    """A route of another distribution, without which the others go on if it fails.
+
+    A start that it was to change does not: InputError names the route.
+    """
+
+    name: str
+    route: Any = field(compare=False)
+
+    def today(self, job: ScriptTraining) -> Mapping[str, Value]:
+        found = self._asked("today", job)
+        with contextlib.suppress(AttributeError, TypeError, InputError):
+            if {*found} <= {*LAUNCH}:
+                return {name: KNOBS[name].check(value) for name, value in found.items()}
+        self._warn(f"today() must return launch knobs with their values, not {found!r}"[:200])
+        return {}
+
+    def support(self, job: ScriptTraining, knob: str) -> KnobSupport | None:
+        found = self._asked("support", job, knob)
+        if isinstance(found, KnobSupport):
+            return replace(found, route=self)
+        if found is not None:
+            self._warn(f"support() must return a KnobSupport or None, not {found!r}"[:200])
+        return None
+
+    def why_not(self, job: ScriptTraining, knob: str) -> str:
+        return str(self._asked("why_not", job, knob) or "")
+
+    def _asked(self, method: str, *about: Any) -> Any:
+        try:
+            return getattr(self.route, method)(*about)
+        except Exception as error:  # of another distribution: whatever it raises
+            self._warn(f"{method}() failed ({type(error).__name__}: {str(error)[:200]})")
+            return {} if method == "today" else None
+
+    def _warn(self, fault: str) -> None:
+        warnings.warn(f"the route {self.name!r} sets nothing: {fault}", stacklevel=2)
+
+    def apply(self, job: ScriptTraining, configuration: Configuration, draft: Draft) -> None:
+        try:
+            self.route.apply(job, configuration, draft)
+        except Exception as error:
+            fault = f"apply() failed ({type(error).__name__}: {str(error)[:200]})"
+            raise InputError(f"the route {self.name!r} cannot start the script: {fault}") from error
 
 
 def taken_by_script(route: Route, job: ScriptTraining, knob: str) -> KnobSupport | None:

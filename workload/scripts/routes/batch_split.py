@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,11 +23,11 @@ class BatchSplit(Route):
     The other routes set its parts; this one says which splits keep the global batch.
     """
 
-    carriers: tuple[Route, ...]
+    carriers: Callable[[], Sequence[Route]]
 
     def today(self, job: ScriptTraining) -> Mapping[str, Value]:
         """Return the micro-batch that the inspection showed, and the ranks that are left for it."""
-        found = today_by(self.carriers, job)
+        found = today_by(self.carriers(), job)
         degrees: list[Any] = [found.get(name, 1) for name in DEGREES[:3]]
         return {
             "data_parallel": max(1, job.devices // math.prod(degrees)),
@@ -96,7 +96,7 @@ class BatchSplit(Route):
         return job.frame.keeps == "accumulation" or self._carrier(job, ACCUMULATION) is not None
 
     def _carrier(self, job: ScriptTraining, knob: str) -> KnobSupport | None:
-        found = (route.support(job, knob) for route in self.carriers)
+        found = (route.support(job, knob) for route in self.carriers())
         return next((support for support in found if support is not None), None)
 
 

@@ -1,4 +1,4 @@
-"""Routes through the command: its placeholders, a framework's keys, files and variables."""
+"""Routes through the command: its placeholders, the keys of its files, and its variables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from tuner.search_spaces.knobs import Value
 from tuner.search_spaces.typed_json import whole_number
 from tuner.workload.scripts.declared_knobs import (
     environment,
-    framework_settings,
     text_values,
     with_files,
 )
@@ -65,45 +64,6 @@ class Placeholders(Route):
         for name, carried in job.frame.carries.items():
             parts[name] *= math.prod(factors[each] for each in carried.split())
         return {name: str(part) for name, part in parts.items()}
-
-
-class DriverKeys(Route):
-    """Keys of a recognised framework in the command, its file or the environment."""
-
-    def today(self, job: ScriptTraining) -> Mapping[str, Value]:
-        """Return the values of the keys."""
-        return job.driven.today if job.driven is not None else {}
-
-    def support(self, job: ScriptTraining, knob: str) -> KnobSupport | None:
-        """Support each knob whose key the installed framework has."""
-        driven = job.driven
-        if driven is None:
-            return None
-        driver = driven.bound.driver
-        if knob == ACCUMULATION and driven.accumulates:
-            return KnobSupport(f"{driver.name} follows the global batch", route=self)
-        if knob not in driven.today:
-            return None
-        levels = tuple(driven.levels(knob)) if knob in driver.knobs else ()
-        named = driver.knobs[knob].keys[0] if knob in driver.knobs else "number of ranks"
-        return KnobSupport(f"{driver.name}'s {named}", levels, self)
-
-    def why_not(self, job: ScriptTraining, knob: str) -> str:
-        """Return the driver's reason."""
-        return job.driven.against.get(knob, "") if job.driven is not None else ""
-
-    def apply(self, job: ScriptTraining, configuration: Configuration, draft: Draft) -> None:
-        """Write the keys that differ from today's, and those that keep a probe silent."""
-        if job.driven is None:
-            return
-        changes = job.driven.changes(configuration, draft.baseline, job.global_batch)
-        changes |= framework_settings(configuration, job.knobs)
-        words, env = job.driven.start(changes, draft.folder, tuple(draft.words), probe=draft.probe)
-        draft.use_words(words)
-        draft.add_variables(env)
-        draft.options["env"] = {name: env[name] for name in env if name != "PYTHONPATH"}
-        if "PYTHONPATH" in env:  # of a generated module
-            draft.options["path"] = [env["PYTHONPATH"]]
 
 
 class KeyFiles(Route):
