@@ -440,10 +440,9 @@ def _launched_here(
     announce: Announce,
     limit_s: float | None,
 ) -> RunProbe:
-    # What a job's ranks import is imported for the first launch that starts ranks.
-    runner = node.runner(job, cluster, run_dir=run.path, announce=announce)
-
+    # What a job's ranks import is imported for the first launch that starts ranks, if there is one.
     def run_probe(of: ScriptJob, request: ProbeRequest) -> ProbeRecord:
+        runner = node.runner(job, cluster, run_dir=run.path, announce=announce)
         if limit_s is not None:
             request = replace(request, first_step_limit_s=limit_s, time_limit_s=limit_s)
         runner.prepare()

@@ -13,6 +13,7 @@ from textwrap import dedent
 
 import pytest
 
+from tuner.executors.local import LocalNode
 from tuner.problem.run_folder import RunFolder
 from tuner.search_spaces.errors import InputError
 from tuner.study.request import job_of_script
@@ -151,7 +152,12 @@ def of_train(
     """Return the job of a command of `train.py`, and its launches."""
     (folder / "train.py").write_text(program)
     script, run = Script(command, cwd=folder), RunFolder.named(folder, "run")
-    job = job_of_script(script, CLUSTER, run, address=None, announce=announced.append)
+    announce = announced.append
+    with closing(LocalNode()) as node:
+        job = job_of_script(script, CLUSTER, run, address=None, announce=announce, node=node)
+        runner = node.runner(job, CLUSTER, run_dir=run.path, announce=announce)
+        # What starts whole commands imports nothing for ranks.
+        assert not (job.as_it_stands and runner.node.server.to_import)
     return job, len(list((run.path / "probes").iterdir()))
 
 
