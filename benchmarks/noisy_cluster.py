@@ -19,8 +19,8 @@ import numpy as np
 from tuner.problem.problem import ProbeCost, Problem, space_section
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.space import Candidates
-from tuner.workload.node.measure.foreign_load import ForeignLoad
 from tuner.workload.node.measure.statistics import standard_error
+from tuner.workload.node.measure.stragglers import ForeignLoad
 from tuner.workload.records.probe import Measurement, MeterInfo, ProbeRecord, ProbeRequest, Runner
 from tuner.workload.records.table import load_table
 

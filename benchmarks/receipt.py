@@ -38,7 +38,7 @@ from benchmarks.figures import ROOT, Figure, arguments, publish
 from benchmarks.twin.energy import random_gpu
 from tests.twin import TwinNode
 from tuner.receipt.measure import open_node_meter
-from tuner.workload.node.meters.estimated_meter import EstimatedMeter
+from tuner.workload.node.meters.rapl import EstimatedMeter
 
 #: Time of a random load, and between two looks at the exact energy, seconds.
 PHASE_S, TRUTH_S = (0.05, 0.8), 0.002

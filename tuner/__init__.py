@@ -56,7 +56,7 @@ _NAMES = {
 #: Names of extras, which an installation may leave out.
 _OF_EXTRAS = {
     "tuner.callbacks": ("EnergyLog", "log_energy"),
-    "tuner.online.block": ("tuning",),
+    "tuner.online.agent": ("tuning",),
     "tuner.planner.api": ("plan",),
     "tuner.planner.fit": ("fit",),
 }

@@ -8,7 +8,7 @@ from tuner.api import replay as replay
 from tuner.callbacks import EnergyLog as EnergyLog
 from tuner.callbacks import log_energy as log_energy
 from tuner.display.progress import track as track
-from tuner.online.block import tuning as tuning
+from tuner.online.agent import tuning as tuning
 from tuner.planner.api import plan as plan
 from tuner.planner.fit import fit as fit
 from tuner.problem.constraints import Constraints as Constraints

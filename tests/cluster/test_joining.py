@@ -22,7 +22,7 @@ from tuner.cluster.joining import SurveyedNode, _choose_kind, join_ray
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.workload.node.facts import NodeFacts
-from tuner.workload.node.readiness import NEEDED
+from tuner.workload.node.platforms.base import NEEDED
 
 GIB = 2**30
 

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tuner.deploy import frameworks
-from tuner.online import block
-from tuner.online.block import TunedBlock
+from tuner.online import agent
+from tuner.online.agent import TunedBlock
 from tuner.online.request import TuningOutcome
 from tuner.workload.hook import state, watch
 
@@ -50,7 +50,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         plain()
 
     monkeypatch.setattr(watch, "end", end)
-    monkeypatch.setattr(block, "_Agent", Agent)
+    monkeypatch.setattr(agent, "_Agent", Agent)
     return counted
 
 
@@ -156,7 +156,7 @@ def test_the_steps_of_an_accelerated_loop_are_counted(steps: list[int]) -> None:
     accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=2)
     model = torch.nn.Linear(4, 1)
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.01))
-    with left(), block.tuning() as run:
+    with left(), agent.tuning() as run:
         for _ in range(6):
             with accelerator.accumulate(model):
                 accelerator.backward(model(torch.randn(2, 4)).sum())

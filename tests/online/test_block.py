@@ -187,7 +187,7 @@ def test_the_training_goes_on_if_the_agent_is_killed(gpus: Any, tmp_path: Path) 
     try:
         wait_until(lambda: locked(gpus)[0], 120, tmp_path / "out")
         (agent,) = Path(f"/proc/{training.pid}/task/{training.pid}/children").read_text().split()
-        assert b"tuner.online.block" in Path(f"/proc/{agent}/cmdline").read_bytes()
+        assert b"tuner.online.agent" in Path(f"/proc/{agent}/cmdline").read_bytes()
         os.kill(int(agent), signal.SIGKILL)
         wait_until(lambda: locked(gpus) == [None, None])
         wait_until(lambda: '"ended"' in (tmp_path / "out").read_text(), 150, tmp_path / "out")

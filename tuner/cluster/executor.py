@@ -24,7 +24,7 @@ from tuner.cluster.security import exposures
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import TrainingJob
-from tuner.workload.node.probe_checks import ops_needed
+from tuner.workload.node.probe_run import ops_needed
 from tuner.workload.records.probe import (
     Continuation,
     Failure,

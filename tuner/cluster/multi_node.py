@@ -31,7 +31,7 @@ from tuner.search_spaces.errors import InputError
 from tuner.workload.node.clocks.base import AppliedSettings, Governor, GovernorError
 from tuner.workload.node.measure.window import ProbeFailed
 from tuner.workload.node.meters import Meter, MeterError, Reading
-from tuner.workload.node.meters.timeline import Timeline
+from tuner.workload.node.meters.base import Timeline
 from tuner.workload.node.probe_run import Probe
 from tuner.workload.node.rank_group import RankGroup, Ranks, ServerError
 from tuner.workload.node.rank_launch import Place, ProbeNode, most_informative, reserved_port

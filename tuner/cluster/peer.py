@@ -19,8 +19,8 @@ from tuner.cluster.samples import with_shared_states
 from tuner.search_spaces.configuration import Settings
 from tuner.workload.node.clocks.base import AppliedSettings
 from tuner.workload.node.meters import MeterError, Reading
-from tuner.workload.node.meters.timeline import Timeline
-from tuner.workload.node.probe_checks import ops_needed
+from tuner.workload.node.meters.base import Timeline
+from tuner.workload.node.probe_run import ops_needed
 from tuner.workload.node.rank_group import RankGroup
 from tuner.workload.node.rank_launch import Place, RankLaunch, bounded_logs
 from tuner.workload.node.rank_messages import Event

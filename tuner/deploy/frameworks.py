@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from importlib import import_module
 from typing import Any, Unpack
 
-from tuner.online.block import TunedBlock, tuning
+from tuner.online.agent import TunedBlock, tuning
 from tuner.online.request import TuningOptions
 
 

@@ -24,10 +24,9 @@ from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError, check_integer
 from tuner.search_spaces.job import steps_a_job_step
 from tuner.search_spaces.safe_files import make_folder, require_own
-from tuner.workload.node.live_settings import apply_live
 from tuner.workload.node.measure.window import Conductor, ProbeFailed
-from tuner.workload.node.meters.timeline import Timeline
-from tuner.workload.node.probe_run import Probe
+from tuner.workload.node.meters.base import Timeline
+from tuner.workload.node.probe_run import Probe, apply_live
 from tuner.workload.node.rank_launch import ProbeNode, RankLaunch
 from tuner.workload.node.runner import LocalRunner
 from tuner.workload.records.probe import Failure, ProbeRequest, UnappliedSetting, WindowPolicy

@@ -18,7 +18,7 @@ from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.extras import install_command
 from tuner.search_spaces.knobs import by_stage, value_text
 from tuner.search_spaces.safe_files import require_own, write_text
-from tuner.workload.node.measure.parts import PARTS
+from tuner.workload.node.measure.measurement import PARTS
 
 if TYPE_CHECKING:
     import pandas

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from tuner.formatting import label, number, percent
-from tuner.workload.node.measure.parts import part_lines
+from tuner.workload.node.measure.measurement import part_lines
 from tuner.workload.records.probe import ProbeRecord
 
 

@@ -47,7 +47,7 @@ from tuner.problem.constraints import Constraints
 from tuner.problem.settings import COMPLETE, LIMITS, stop_sentence
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.knobs import short_word
-from tuner.workload.node.measure.parts import part_lines
+from tuner.workload.node.measure.measurement import part_lines
 from tuner.workload.node.measure.stragglers import sentence
 
 _WIDTH, _HEIGHT = 60, 12

@@ -4,37 +4,48 @@ A command is started once and left alone: its ranks send the ends of their steps
 (`tuner.workload.hook.watch`) and wait for nothing. The agent reads the meter, asks the bandit
 (`tuner.online.bandit`) for the next setting and puts it in force by the governor, whose guard
 restores the clocks if the agent dies. Whatever fails here ends the tuning and not the training.
+
+In a program, the block is `with tuner.tuning(): ...`. Rank 0 starts the agent as a process of its
+own, which ends with the block or with rank 0. All ranks send the ends of their steps to it and wait
+for nothing.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import shlex
+import shutil
 import socket
+import subprocess
 import sys
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any, Unpack
 
 from tuner.online.earlier_measurements import Record, Setup
 from tuner.online.follow import LengthUnknown, kept_limits, reading
 from tuner.online.live import REFUSALS, LiveTuning, Training
 from tuner.online.marks import Mark, Marks
 from tuner.online.metrics import Metrics
-from tuner.online.request import Ended, TuningOutcome, TuningRequest
+from tuner.online.request import Ended, TuningOptions, TuningOutcome, TuningRequest
 from tuner.online.settings import Offer, offers
 from tuner.receipt.measure import Command
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.workload import hook
+from tuner.workload.hook import watch
 from tuner.workload.hook.watch import ADDRESS
 from tuner.workload.node.clocks.base import Governor, GovernorError
-from tuner.workload.node.device_watch import more_faults
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.measure.stragglers import (
     KEPT,
@@ -46,6 +57,7 @@ from tuner.workload.node.measure.stragglers import (
     sentence,
     stragglers,
 )
+from tuner.workload.node.measure.window import more_faults
 from tuner.workload.node.meters import Meter, MeterError
 from tuner.workload.node.meters.base import device_states
 from tuner.workload.node.platforms import platform_of
@@ -307,3 +319,211 @@ def tune(
             return tune_training(start, listener, request, metrics=metrics, announce=announce)
     finally:
         remove()
+
+
+def rank_group() -> tuple[int, int, Any]:
+    """Return rank, number of ranks, and store; InputError if several have no process group yet."""
+    dist = getattr(sys.modules.get("torch"), "distributed", None)
+    if dist is not None and dist.is_available() and dist.is_initialized():
+        store = dist.distributed_c10d._get_default_store()
+        return dist.get_rank(), dist.get_world_size(), store
+    sizes = (os.environ.get(name, "1") for name in ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"))
+    if any(size not in ("", "1") for size in sizes):
+        raise InputError(
+            "tuner.tuning is entered before its ranks form a process group; enter it after "
+            "torch.distributed.init_process_group"
+        )
+    return 0, 1, None
+
+
+def publish(store: Any, key: str, address: str) -> None:
+    """Send the other ranks the address of a socket on this node."""
+    store.set(key, f"{_machine()} {address}")
+
+
+def published(store: Any, key: str, timeout_s: float) -> str:
+    """Return rank 0's address, "" after the timeout; InputError if it is on another node."""
+    until = time.monotonic() + timeout_s
+    while not store.check([key]):
+        if time.monotonic() > until:
+            return ""
+        time.sleep(0.05)
+    machine, _, address = store.get(key).decode().partition(" ")
+    if machine != _machine():
+        raise InputError("tuner.tuning tunes the ranks of one node, and these are on several")
+    return str(address)
+
+
+def _machine() -> str:
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+#: The longest that is waited for the agent at the start and at the end of a block, seconds.
+START_S, END_S = 60.0, 40.0
+_LOG = logging.getLogger("tuner.online")
+
+
+@dataclass
+class TunedBlock:
+    """Training in a block, as its agent reports it; nothing is known on ranks other than 0.
+
+    Attributes:
+        metrics: latest step time, power, clock, saving and slowdown, with units in their names.
+        outcome: what was saved, at which slowdown, with intervals; None until the block ends.
+    """
+
+    metrics: dict[str, float] = field(default_factory=dict)
+    outcome: TuningOutcome | None = None
+
+
+class _Agent:
+    # The agent's process, as rank 0 sees it.
+    def __init__(self, block: TunedBlock, request: TuningRequest) -> None:
+        self._block, self._max_slowdown = block, request.max_slowdown
+        self.ready, self._closing = threading.Event(), False  # it reads the devices, or has ended
+        listener, self.address, self._remove = control_socket()
+        self._link, theirs = Pipe()
+        root = str(Path(__file__).resolve().parents[2])
+        path = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
+        self._process = subprocess.Popen(
+            # -P: the working folder must not shadow our modules. A session of its own: an interrupt
+            # is the program's.
+            [sys.executable, "-P", "-m", __name__, str(theirs.fileno()), str(listener.fileno())],
+            pass_fds=[theirs.fileno(), listener.fileno()],
+            stdin=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": path},
+            start_new_session=True,
+        )
+        theirs.close()
+        listener.close()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        with contextlib.suppress(OSError):
+            self._link.send((request, os.getpid(), self.address))
+
+    def _read(self) -> None:
+        try:
+            while self._block.outcome is None:
+                message = self._link.recv()
+                if isinstance(message, str):
+                    _LOG.warning("tuner: %s", message)
+                elif isinstance(message, TuningOutcome):
+                    self._block.outcome = message
+                else:
+                    self._block.metrics = message
+                    self.ready.set()
+        except Exception:  # it ended, within a message or between two
+            if not self._closing:
+                _LOG.warning("tuner: the agent ended; the training goes on untuned")
+        self.ready.set()
+
+    def close(self, code: int) -> None:
+        """End the agent, and keep its report; `code` is 1 if the block failed, else 0."""
+        self._closing = True
+        with contextlib.suppress(OSError):
+            self._link.send(code)
+        self._reader.join(END_S)
+        if self._reader.is_alive():
+            self._process.kill()  # its guard restores the clocks
+        ended = self._process.wait()
+        self._reader.join()
+        self._link.close()
+        self._remove()
+        why = f"the agent ended with exit code {ended}"
+        untold = TuningOutcome(code, self._max_slowdown, ended="fault", problem=why)
+        self._block.outcome = self._block.outcome or untold
+
+
+def _agent(link: Connection[Any, Any], listener: socket.socket) -> None:
+    request, parent, address = link.recv()
+    codes: list[int] = []
+
+    def send(message: str | dict[str, float] | TuningOutcome) -> None:
+        with contextlib.suppress(OSError):  # the program is gone
+            link.send(message)
+
+    def ends() -> int | None:
+        try:
+            if not codes and link.poll():
+                codes.append(link.recv())
+        except (OSError, EOFError):
+            codes.append(1)
+        # Workers of the program may hold the other end open.
+        return codes[0] if codes else 1 if os.getppid() != parent else None
+
+    def start() -> Callable[[], int | None]:
+        send({})  # lets the block begin
+        return ends
+
+    try:
+        send(tune_training(start, listener, request, announce=send, report=send))
+    finally:
+        shutil.rmtree(Path(address).parent, ignore_errors=True)
+
+
+_blocks = 0
+_open = False
+
+
+@contextlib.contextmanager
+def tuning(**options: Unpack[TuningOptions]) -> Iterator[TunedBlock]:
+    """Tune the clocks of this node's GPUs while a block of this program trains.
+
+    The block's optimizer steps are seen without changes to it. At its end, or if this process or
+    the agent dies, the clocks are as before. Where nothing can be tuned, the block runs untuned,
+    and the outcome says why. Of several ranks, each enters the block, after their process group
+    was made; rank 0 has the outcome.
+
+    Examples:
+        ```python
+        with tuner.tuning(max_slowdown=0.05) as run:
+            trainer.train()
+        print(run.outcome.balance.saved_J)
+        ```
+
+    Args:
+        options: `max_slowdown` (default: 0.05), or `deadline_s` and `budget_kJ` of the block, or
+            `power_cap_W`; or as quantities with a unit (`deadline="8h"`). `steps`: number of the
+            block's optimizer steps, if its framework does not say it. `follow_power`: a file, an
+            address, or watts. `transfer`: the folder of a study or an earlier tuned training, to
+            begin with; `keep`: where what is learned is kept, with a number added.
+
+    Raises:
+        InputError: the options contradict each other or cannot be read, a block is open already,
+            or the ranks have no process group or are on several nodes.
+    """
+    global _blocks, _open
+    request = TuningRequest.of(options)
+    request.signal()  # which is read here first, where an error can be seen
+    if _open:
+        raise InputError("a block of tuner.tuning is open already; leave it first")
+    rank, ranks, store = rank_group()
+    owner, key = os.getpid(), f"joulefront/tuning/{_blocks}"
+    _blocks += 1
+    outer = sys.modules.get("joulefront_hook")
+    if outer is not None and outer.state.link is not None:  # in a probe or `tuner run --tune`
+        problem = "the program runs under tuner already"
+        outcome = TuningOutcome(0, request.max_slowdown, ended="fixed", problem=problem)
+        yield TunedBlock(outcome=outcome)
+        return
+    block = TunedBlock()
+    agent, code = _Agent(block, request) if rank == 0 else None, 1
+    try:
+        _open = True
+        if agent is not None:
+            agent.ready.wait(START_S)
+            if ranks > 1:
+                publish(store, key, agent.address)
+        watch.begin(agent.address if agent else published(store, key, START_S), rank)
+        yield block
+        code = 0
+    finally:
+        if os.getpid() == owner:  # a forked worker may unwind through here
+            _open = False
+            watch.end()
+            if agent is not None:
+                agent.close(code)
+
+
+if __name__ == "__main__":
+    _agent(Connection(int(sys.argv[1])), socket.socket(fileno=int(sys.argv[2])))

@@ -24,8 +24,8 @@ from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.knob_declarations import Knob
 from tuner.workload.node.clocks.base import Governor, GovernorError, KnobRefused
-from tuner.workload.node.live_settings import apply_live
 from tuner.workload.node.meters import Meter, Reading
+from tuner.workload.node.probe_run import apply_live
 from tuner.workload.records.probe import SAME_CLOCK_MHZ, UnappliedSetting
 
 #: Steps after the start that belong to no chunk: compilation and caches.

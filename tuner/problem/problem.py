@@ -298,7 +298,7 @@ def versions() -> dict[str, str]:
     """Return the versions of the packages involved; "absent" if one is not installed."""
     import platform
 
-    from tuner.workload.node.readiness import USED
+    from tuner.workload.node.platforms.base import USED
 
     names = ("joulefront", "numpy", "scipy", "scikit-learn", *USED)
     return {"python": platform.python_version(), **{name: _version(name) for name in names}}

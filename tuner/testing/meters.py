@@ -19,8 +19,7 @@ from typing import Any
 
 import pytest
 
-from tuner.workload.node.meters.base import Meter, MeterError
-from tuner.workload.node.meters.timeline import Timeline
+from tuner.workload.node.meters.base import Meter, MeterError, Timeline
 from tuner.workload.node.meters.user_meter import CheckedMeter
 from tuner.workload.records.probe import MeterInfo
 

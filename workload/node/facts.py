@@ -33,8 +33,16 @@ from tuner.workload.node.meters import MeterError
 from tuner.workload.node.meters.base import METER, opener_of
 from tuner.workload.node.meters.time_meter import REMEDY, NoEnergy, permits_time_alone
 from tuner.workload.node.platforms import SOCKET, platform_of, platforms
-from tuner.workload.node.platforms.base import DeviceFacts, GpuFacts, Platform
-from tuner.workload.node.readiness import NEEDED, PROGRAMS, USED, MissingItem, missing_parts
+from tuner.workload.node.platforms.base import (
+    NEEDED,
+    PROGRAMS,
+    USED,
+    DeviceFacts,
+    GpuFacts,
+    MissingItem,
+    Platform,
+    missing_parts,
+)
 from tuner.workload.scripts import SOCKET as ROUTES
 from tuner.workload.scripts.installed import installed_torch, installed_version
 from tuner.workload.scripts.job import why_not_built_in

@@ -30,12 +30,11 @@ from tuner.search_spaces.typed_json import whole_number
 from tuner.workload import hook
 from tuner.workload.hook import ATTACH
 from tuner.workload.node.clocks.base import Governor
-from tuner.workload.node.command_group import GONE, CommandGroup
-from tuner.workload.node.command_processes import with_entry
-from tuner.workload.node.device_watch import IdlePower
+from tuner.workload.node.command_group import GONE, CommandGroup, with_entry
 from tuner.workload.node.host import core_ranges, granted_cores, oom_kills
+from tuner.workload.node.measure.window import IdlePower
 from tuner.workload.node.meters import Meter
-from tuner.workload.node.meters.timeline import Ticker
+from tuner.workload.node.meters.base import Ticker
 from tuner.workload.node.platforms import Platform, platform_of
 from tuner.workload.node.rank_group import ServerError
 from tuner.workload.node.rank_server import RankServer, RankSpec

@@ -404,7 +404,7 @@ class Measurement:
     power_blocks_W: tuple[float, ...] = ()  # by which energies of two windows are compared
     phases_s: Mapping[str, float] = field(default_factory=dict)  # mean of a step, as rank 0 marked
     #: Mean power of a superchip's parts ("gpu"), and in each phase ("forward: gpu"), which lies
-    #: within `power_W` (`tuner.workload.node.measure.parts`); empty if the meter tells none.
+    #: within `power_W` (`tuner.workload.node.measure.measurement`); empty if the meter tells none.
     parts_W: Mapping[str, float] = field(default_factory=dict)
 
     def __eq__(self, other: object) -> bool:

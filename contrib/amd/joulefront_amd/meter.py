@@ -16,15 +16,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuner.search_spaces.errors import InputError
-from tuner.workload.node.meters.base import MeterError, NoDriver, Reading, each_device, over_devices
-from tuner.workload.node.meters.settling import (
+from tuner.workload.node.meters.base import (
+    MeterError,
+    NoDriver,
+    Reading,
+    Ticker,
+    each_device,
+    over_devices,
+)
+from tuner.workload.node.meters.nvml import (
     SILENT_S,
     Edge,
     Integral,
     LostJoules,
     WatchedMeter,
 )
-from tuner.workload.node.meters.timeline import Ticker
 from tuner.workload.records.probe import MeterInfo, PowerSample
 
 #: Variables that hide GPUs, the outer one first; HIP takes the third in place of the second (ROCm,

@@ -17,10 +17,9 @@ from benchmarks.twin.front import small_job
 from tests.twin import TwinGpu, TwinNode
 from tuner.cli.main import main
 from tuner.search_spaces.configuration import Settings
-from tuner.workload.node.device_watch import DeviceWatch, new_faults
 from tuner.workload.node.host import family
 from tuner.workload.node.machine import detect_cluster
-from tuner.workload.node.measure.window import ProbeFailed
+from tuner.workload.node.measure.window import DeviceWatch, ProbeFailed, new_faults
 from tuner.workload.node.platforms.cores import Cores
 from tuner.workload.node.platforms.nvidia import Nvidia
 from tuner.workload.node.runner import LocalRunner

@@ -8,10 +8,10 @@ import pytest
 
 from tests.support.fake_clock import FakeClock
 from tests.twin import TwinGpu, TwinNode
-from tuner.workload.node.device_watch import IdlePower
+from tuner.workload.node.measure.window import IdlePower
 from tuner.workload.node.meters.base import Reading
 from tuner.workload.node.platforms.nvidia import Nvidia
-from tuner.workload.node.probe_checks import peak_bytes
+from tuner.workload.node.probe_run import peak_bytes
 
 GIB = 2**30
 

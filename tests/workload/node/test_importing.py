@@ -8,7 +8,7 @@ import pytest
 
 from tuner.workload.node import facts
 from tuner.workload.node.importing import import_errors
-from tuner.workload.node.readiness import NEEDED
+from tuner.workload.node.platforms.base import NEEDED
 
 MODULES = {
     "sound": "print('a banner')",

@@ -15,7 +15,7 @@ from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import load_job
 from tuner.workload.node.clocks.base import GovernorError
 from tuner.workload.node.meters import MeterError
-from tuner.workload.node.probe_checks import failure_of, prepare_ops
+from tuner.workload.node.probe_run import failure_of, prepare_ops
 from tuner.workload.node.rank_group import NoReply, ServerError
 from tuner.workload.node.rank_server import RankServer
 from tuner.workload.records.probe import ProbeRequest

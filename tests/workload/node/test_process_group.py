@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tuner.online.agent import publish, published
 from tuner.search_spaces.errors import InputError
-from tuner.workload.node.process_group import publish, published
 
 
 def test_an_address_is_found_on_its_node_alone_and_waited_for_only_so_long(
@@ -15,6 +15,6 @@ def test_an_address_is_found_on_its_node_alone_and_waited_for_only_so_long(
     assert published(store, "tuning/0", 0.1) == ""
     publish(store, "tuning/0", "/tmp/a folder/agent")
     assert published(store, "tuning/0", 0.1) == "/tmp/a folder/agent"
-    monkeypatch.setattr("tuner.workload.node.process_group._machine", lambda: "another")
+    monkeypatch.setattr("tuner.online.agent._machine", lambda: "another")
     with pytest.raises(InputError, match="of one node"):
         published(store, "tuning/0", 0.1)

@@ -19,14 +19,14 @@ from tuner.search_spaces.typed_json import JSON_SCHEMA
 from tuner.workload.node.clocks import guard
 from tuner.workload.node.clocks.cpu import CpuGovernor
 from tuner.workload.node.host import why_shm_is_small
-from tuner.workload.node.platforms.nvidia import Nvidia
-from tuner.workload.node.readiness import (
+from tuner.workload.node.platforms.base import (
     PROGRAMS,
     Program,
     missing_clocks,
     missing_of_cores,
     missing_parts,
 )
+from tuner.workload.node.platforms.nvidia import Nvidia
 from tuner.workload.scripts.installed import installed_torch
 
 Make = Callable[..., TwinNode]

@@ -238,9 +238,7 @@ def test_what_is_compiled_waits_for_the_probe_that_needs_it_and_is_none_of_its_t
     assert failed.failure is not None
     assert failed.failure.message == "ranks could not be started: no compiler"
 
-    monkeypatch.setattr(
-        "tuner.workload.node.probe_checks.ops_needed", lambda launch, job: ("Slow",)
-    )
+    monkeypatch.setattr("tuner.workload.node.probe_run.ops_needed", lambda launch, job: ("Slow",))
     monkeypatch.setattr(runner.node.server, "load_ops", lambda ops: time.sleep(2.0))
     began = time.monotonic()
     record = runner.run(request("late", data_parallel=1, micro_batch=4))

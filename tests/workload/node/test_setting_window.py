@@ -11,7 +11,7 @@ from tuner.workload.node.measure.agreement import AgreedWindow, Agreement, Level
 from tuner.workload.node.measure.statistics import Window
 from tuner.workload.node.measure.window import ProbeFailed
 from tuner.workload.node.meters.base import Reading
-from tuner.workload.node.setting_window import SettingWindow
+from tuner.workload.node.probe_run import SettingWindow
 from tuner.workload.records.probe import Failure, PowerSample, WindowPolicy
 
 POLICY = WindowPolicy(min_s=3.0)

@@ -16,7 +16,7 @@ from tuner.display.figures.power import Timeline, phase_means
 from tuner.display.view import View, figure_texts
 from tuner.formatting import Units, energy_text, label, number, percent, signed_percent
 from tuner.problem.constraints import LIMITS
-from tuner.workload.node.measure.parts import PARTS, named_parts, part_rows
+from tuner.workload.node.measure.measurement import PARTS, named_parts, part_rows
 from tuner.workload.node.measure.stragglers import words
 from tuner.workload.records.probe import Basis, ProbeRecord
 

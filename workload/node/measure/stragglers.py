@@ -3,6 +3,10 @@
 In each step every rank notes when its own share is done and it waits for the others' gradients. A
 rank that arrives behind its peers in most blocks of steps is a straggler. Rare long steps of one
 rank (a checkpoint, an evaluation) are in few blocks, and stalls of all ranks put none behind.
+
+Time is also lost to others who use the devices: processes that take a share s of the cores can make
+steps take up to 1 / (1 - s) times as long, by how much nobody knows, so figures of such windows are
+much less certain.
 """
 
 from __future__ import annotations
@@ -20,7 +24,8 @@ from typing import Any
 
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.typed_json import read_fields
-from tuner.workload.node.host import cgroup_folders
+from tuner.workload.node.host import CONTENTION_SHARE, cgroup_folders
+from tuner.workload.records.probe import Measurement
 
 #: A rank is a straggler from this share of the step on by which it is behind the mean of the
 #: others, in the median of the blocks; in three quarters of them it must be behind by half of that.
@@ -358,3 +363,49 @@ def _held_s(stat: Path) -> float:
             if name in ("throttled_usec", "throttled_time"):
                 return int(value) / (1e6 if name == "throttled_usec" else 1e9)
     return 0.0
+
+
+#: Relative error of a window in which another process used a device, whose share is not known: as
+#: of half of it.
+DEVICE_ERROR = math.log(2)
+#: Nothing is slowed down by more than this share of the cores.
+MOST = 0.95
+
+
+@dataclass(frozen=True)
+class ForeignLoad:
+    """Use of the devices by others during a window.
+
+    Attributes:
+        share: of the cores.
+        device: phrase on another process on a device; empty without one.
+    """
+
+    share: float = 0.0
+    device: str = ""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Phrases on the use of the devices by others; empty if too little to matter."""
+        cores = f"other processes used {self.share:.0%} of the cores meanwhile"
+        return (*([cores] if self.share > CONTENTION_SHARE else []), *filter(None, [self.device]))
+
+    @property
+    def error(self) -> float:
+        """Relative standard error that it adds to step time and power."""
+        cores = -math.log(1 - min(self.share, MOST)) if self.share > CONTENTION_SHARE else 0.0
+        return math.hypot(cores, DEVICE_ERROR if self.device else 0.0)
+
+    def widened(self, measured: Measurement) -> Measurement:
+        """Return the measurement with the errors that the load adds."""
+        if not (error := self.error):
+            return measured
+
+        def wider(se: float, value: float) -> float:
+            return math.hypot(0.0 if math.isnan(se) else se, error * value)
+
+        return replace(
+            measured,
+            step_time_se_s=wider(measured.step_time_se_s, measured.step_time_s),
+            power_se_W=wider(measured.power_se_W, measured.power_W),
+        )

@@ -17,10 +17,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from tuner.workload.node.meters.base import Meter, MeterError, Reading
-from tuner.workload.node.meters.nvml import NvmlMeter
-from tuner.workload.node.meters.settling import Edge, Integral, LostJoules, WatchedMeter
-from tuner.workload.node.meters.timeline import Ticker
+from tuner.workload.node.meters.base import Meter, MeterError, Reading, Ticker
+from tuner.workload.node.meters.nvml import Edge, Integral, LostJoules, NvmlMeter, WatchedMeter
 from tuner.workload.records.probe import MeterInfo, PowerSample
 
 _LABEL = re.compile(r"(Module|Grace|CPU|SysIO) Power Socket (\d+)")

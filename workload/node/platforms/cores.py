@@ -13,10 +13,8 @@ from tuner.workload.node.clocks.base import SOCKET, CoreGovernor, FixedGovernor,
 from tuner.workload.node.host import CpuContention
 from tuner.workload.node.meters import Meter, MeterError
 from tuner.workload.node.meters.base import opener_of
-from tuner.workload.node.meters.estimated_meter import EstimatedMeter
-from tuner.workload.node.meters.rapl import RaplMeter
-from tuner.workload.node.platforms.base import ClockFacts, Host, Platform
-from tuner.workload.node.readiness import missing_of_cores
+from tuner.workload.node.meters.rapl import EstimatedMeter, RaplMeter
+from tuner.workload.node.platforms.base import ClockFacts, Host, Platform, missing_of_cores
 from tuner.workload.records.probe import MeterInfo
 
 #: Between two ranks on one host through shared memory: a guess, as in the shipped cluster "cpu-2".

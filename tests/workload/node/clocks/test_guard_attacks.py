@@ -30,7 +30,7 @@ from tests.workload.node.clocks.guard_caller import (
 )
 from tuner.workload.node.clocks import guard as guard_module
 from tuner.workload.node.clocks.root_guard import PROGRAM
-from tuner.workload.node.readiness import missing_clocks
+from tuner.workload.node.platforms.base import missing_clocks
 
 pytestmark = [pytest.mark.slow, pytest.mark.needs("cc")]
 

@@ -22,9 +22,8 @@ from tuner.workload.node.clocks.clock_backends import NVML_MEANS
 from tuner.workload.node.clocks.cpu import CpuGovernor
 from tuner.workload.node.clocks.governor import NvmlGovernor
 from tuner.workload.node.facts import inspect_node
-from tuner.workload.node.platforms.base import Host
+from tuner.workload.node.platforms.base import Host, missing_clocks
 from tuner.workload.node.platforms.cores import Cores
-from tuner.workload.node.readiness import missing_clocks
 
 GROUP = "joulefront.clocks"
 #: A daemon of a site, which sets for everybody.

@@ -13,10 +13,10 @@ import pytest
 from benchmarks.twin.smoothing import GPU
 from tests.twin import TwinGpu, TwinNode
 from tuner.search_spaces.configuration import Settings
-from tuner.workload.node.device_watch import IdlePower
 from tuner.workload.node.measure.agreement import AgreedWindow, Agreement, Levels, difference
 from tuner.workload.node.measure.measurement import measurement
 from tuner.workload.node.measure.statistics import Window
+from tuner.workload.node.measure.window import IdlePower
 from tuner.workload.node.meters.base import Reading
 from tuner.workload.node.meters.nvml import NvmlMeter
 from tuner.workload.records.probe import SEARCH_MIN_S, Measurement, PowerSample, WindowPolicy

@@ -11,7 +11,7 @@ from tests.support.studies import METER, measured
 from tuner.answer.posterior import Posterior
 from tuner.answer.windows import Windows
 from tuner.search_spaces.configuration import Configuration, Settings
-from tuner.workload.node.measure.foreign_load import ForeignLoad
+from tuner.workload.node.measure.stragglers import ForeignLoad
 from tuner.workload.records.probe import Measurement, ProbeRecord, ProbeRequest
 
 QUIET, BUSY, HALF = ForeignLoad(), ForeignLoad(0.88), ForeignLoad(0.35)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tuner.search_spaces.configuration import Settings
-from tuner.workload.node.measure.measurement import measurement
-from tuner.workload.node.measure.parts import part_lines, power_by_part
+from tuner.workload.node.measure.measurement import measurement, part_lines, power_by_part
 from tuner.workload.node.measure.statistics import Window
 from tuner.workload.node.meters.base import Reading
 from tuner.workload.records.probe import Measurement, PowerSample, WindowPolicy

@@ -14,9 +14,8 @@ from tests.twin import TwinGpu, TwinNode
 from tuner.search_spaces.configuration import Settings
 from tuner.workload.node.measure.measurement import measurement
 from tuner.workload.node.measure.statistics import Window
-from tuner.workload.node.meters.base import MeterError, Reading
+from tuner.workload.node.meters.base import MeterError, Reading, Timeline
 from tuner.workload.node.meters.nvml import NvmlMeter
-from tuner.workload.node.meters.timeline import Timeline
 from tuner.workload.records.probe import Measurement, PowerSample, WindowPolicy
 
 Make = Callable[..., TwinNode]

@@ -10,8 +10,7 @@ import pytest
 from benchmarks.twin.energy import window_error
 from tests.twin import TwinGpu, TwinNode
 from tuner.workload.node.meters import MeterError
-from tuner.workload.node.meters.nvml import NvmlMeter
-from tuner.workload.node.meters.settling import Settling
+from tuner.workload.node.meters.nvml import NvmlMeter, Settling
 
 pytestmark = pytest.mark.needs("cc")
 Make = Callable[..., TwinNode]

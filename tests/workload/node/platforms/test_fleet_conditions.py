@@ -9,7 +9,7 @@ import pytest
 
 from tests.workload.node.platforms.fleet_checks import preload_touches
 from tests.workload.node.platforms.fleet_conditions import A100, CONDITIONS, Condition, wrong
-from tuner.workload.node.platforms import nvidia_health
+from tuner.workload.node.platforms import nvidia
 
 pytestmark = pytest.mark.needs("cc")
 
@@ -34,7 +34,7 @@ def test_doctor_that_misses_a_refusal_contradicts(monkeypatch: pytest.MonkeyPatc
 
 
 def test_a_refusal_that_is_missing_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvidia_health, "unusable", lambda gpu: "")
+    monkeypatch.setattr(nvidia, "why_unusable", lambda gpu: "")
     gpus = (replace(A100, recovery_action=1),)
     assert wrong(Condition(31, "a reset pending", gpus, refused="waits for a reset"))[0]
 
