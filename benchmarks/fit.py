@@ -13,6 +13,9 @@ apart. `fit_false_yes` counts runs that ran out and are said to fit (a probabili
 half), `fit_false_no` runs that ran and are said not to. What the models were fitted on: the
 `context_bytes` of GH200 are fitted to 12 plans of OPT-350M, which are not in this table; the
 published runs are held out. The forms of the activations' terms follow papers and torch's counts.
+
+`--reports` prints instead what is said of people's trainings on one GPU that ran or ran out
+(`benchmarks.validation.reports`).
 """
 
 from __future__ import annotations
@@ -21,7 +24,7 @@ import statistics
 from dataclasses import replace
 
 from benchmarks.figures import Figure, arguments, publish
-from benchmarks.validation import state_bytes
+from benchmarks.validation import reports, state_bytes
 from benchmarks.validation.comparison import table
 from benchmarks.validation.ran import Ran, read_runs, verdict
 from benchmarks.validation.torch_fsdp import fsdp_bytes
@@ -120,7 +123,14 @@ def errors_of_runs(runs: list[Ran]) -> tuple[list[str], list[float], int, int]:
 
 def main() -> None:
     """Print tables and figures."""
-    args = arguments("predicted memory against torch's counts and published runs").parse_args()
+    parser = arguments("predicted memory against torch's counts and published runs")
+    parser.add_argument("--reports", action="store_true", help="reports of one GPU alone")
+    args = parser.parse_args()
+    if args.reports:
+        lines, figures = reports.compare()
+        print("\n".join(lines), flush=True)
+        publish(figures, args.json)
+        return
     rows, counted_errors = [], []
     for name, micro_batch, checkpointing in CASES:
         job = load_job(name)

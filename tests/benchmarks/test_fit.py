@@ -1,11 +1,12 @@
 """The benchmark of `tuner fit`: torch's count of a small model, and the published runs."""
 
+import csv
 from dataclasses import replace
 
 import pytest
 
 from benchmarks.fit import errors_of_runs, predicted_apart, torch_bytes
-from benchmarks.validation import state_bytes
+from benchmarks.validation import reports, state_bytes
 from benchmarks.validation.ran import read_runs
 from benchmarks.validation.torch_fsdp import fsdp_bytes
 from benchmarks.validation.torch_memory import count
@@ -87,3 +88,18 @@ def test_a_wrong_answer_is_counted() -> None:
     assert errors_of_runs([claimed])[2:] == (1, 0)
     huge = replace(ran, row={**ran.row, "configuration": "dp64 mb16", "blocks": ""})
     assert errors_of_runs([huge])[2:] == (0, 1)
+
+
+def test_reports_of_one_gpu_are_never_told_wrong() -> None:
+    # Those of dense models that need no library; `python -m benchmarks.fit --reports` has all.
+    with reports.DATA.open(newline="") as file:
+        rows = [r for r in csv.DictReader(file) if "llama" in r["model"] or "mistral" in r["model"]]
+    found = [reports.judged(row) for row in rows]
+    assert len(found) == 12
+    assert "WRONG" not in [each.told for each in found]
+    assert all(each.likelier_is_right for each in found)
+    claimed = reports.judged({**rows[0], "outcome": "ran out", "device": "H100-SXM-80GB"})
+    assert claimed.told == "WRONG"
+    errors = sorted(abs(each.error) for each in found if each.error is not None)
+    assert errors[len(errors) // 2] < 0.05
+    assert errors[-1] < 0.2

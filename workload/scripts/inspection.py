@@ -8,7 +8,6 @@ more unchanged. What was seen becomes the `ScriptFacts` of a `ScriptJob`.
 
 from __future__ import annotations
 
-import json
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +17,7 @@ from typing import Any
 
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.data_files import read_json_object
 from tuner.search_spaces.errors import LARGEST, InputError
 from tuner.search_spaces.job import Precision
 from tuner.search_spaces.knob_declarations import Knob
@@ -427,23 +427,14 @@ def finite(steps: int) -> int | None:
 
 def _model(script: Script, facts: Mapping[str, Any]) -> dict[str, Any]:
     if script.model_config is not None:
-        return _read_model(Path(script.model_config))
+        given = Path(script.model_config)
+        return read_json_object(given, f"model config {given}")
     carried = dict(facts.get("model", {}))
     try:
         ModelFacts.from_config(carried)
     except InputError:
         return {}  # of a kind that is not a language model, or of none at all
     return carried
-
-
-def _read_model(path: Path) -> dict[str, Any]:
-    try:
-        data = json.loads(path.read_text(encoding="utf-8-sig"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"cannot read the model config {path}: {error}") from error
-    if not isinstance(data, dict):
-        raise InputError(f"{path} holds no JSON object, so it is not the model config")
-    return data
 
 
 def _without_prediction(job: ScriptJob) -> tuple[str, ...]:
