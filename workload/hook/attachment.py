@@ -22,6 +22,7 @@ from .loopback import LAUNCHER, keep_agents_store
 from .program import prepare, prepare_torch
 from .source import PROGRAM
 from .tally import place
+from .torch_settings import is_installed
 
 #: Environment variable with the path of the file that says what to do, or of the folder in which a
 #: process of a command that is only measured counts its steps (`tally`).
@@ -75,7 +76,7 @@ class Attachment:
             "program": json.loads(self.environment.get(PROGRAM, "{}")),
             "threads": torch.get_num_threads(),
             "cores": len(os.sched_getaffinity(0)),
-            "imports": sorted({name.partition(".")[0] for name in [*sys.modules]} & _HEAVY),
+            "imports": sorted(name for name in _HEAVY & {*sys.modules} if is_installed(name)),
         }
 
     def _end(self, link: Link) -> None:

@@ -116,8 +116,31 @@ def _store(
         return plain(host_name, port, world_size, is_master, *more, **settings)
 
 
+#: Modules that are not loaded twice into one process.
+_ONCE = {"torch", "numpy", "joulefront_hook"}
+
+
+def forget_namesakes(folder: str) -> None:
+    """Forget imported packages of which the program's own folder has a namesake.
+
+    A process that was forked has imported the installed `datasets`; beside a `datasets.py` of its
+    own the program means that.
+    """
+    for entry in os.scandir(folder):
+        name = entry.name.removesuffix(".py")
+        file = entry.path if name != entry.name else os.path.join(entry.path, "__init__.py")
+        of_installed = getattr(sys.modules.get(name), "__file__", None)
+        if of_installed is None or name in _ONCE or name in sys.stdlib_module_names:
+            continue
+        if os.path.isfile(file) and os.path.realpath(file) != os.path.realpath(of_installed):
+            for each in [each for each in sys.modules if f"{each}.".startswith(f"{name}.")]:
+                del sys.modules[each]
+
+
 def run_program(argv: Sequence[str]) -> None:
     """Run `SCRIPT ...` or `-m MODULE ...` in this process as Python itself would."""
+    with contextlib.suppress(OSError):  # what cannot be listed holds no namesakes
+        forget_namesakes(os.getcwd() if argv[0] == "-m" else os.path.dirname(argv[0]) or ".")
     if argv[0] == "-m":
         sys.argv = list(argv[1:])
         sys.path.insert(0, os.getcwd())

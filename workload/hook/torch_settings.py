@@ -110,14 +110,19 @@ def of_loader(iterator: Any, batch: Any) -> dict[str, Any]:
     }
 
 
+def is_installed(module: str) -> bool:
+    """Return True if an imported module is of an installed package, and not the program's own."""
+    file = str(getattr(sys.modules.get(module), "__file__", None) or "")
+    return any(f"{os.sep}{name}{os.sep}" in file for name in _INSTALLED)
+
+
 def _own_sampler(iterator: Any) -> str:
     # A class of the program's own may follow its training, and workers draw from it ahead.
     sampler = getattr(iterator, "_index_sampler", None)
     while sampler is not None:
         kind = type(sampler)
-        file = str(getattr(sys.modules.get(kind.__module__), "__file__", None) or "")
-        installed = any(f"{os.sep}{name}{os.sep}" in file for name in _INSTALLED)
-        if not installed and (kind.__module__ != "builtins" or hasattr(sampler, "gi_frame")):
+        made_of_code = kind.__module__ != "builtins" or hasattr(sampler, "gi_frame")
+        if made_of_code and not is_installed(kind.__module__):
             return kind.__name__
         sampler = getattr(sampler, "sampler", getattr(sampler, "batch_sampler", None))
     return ""

@@ -7,11 +7,14 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 
 from tuner.workload import hook
+from tuner.workload.hook import loopback
+from tuner.workload.hook.torch_settings import is_installed
 
 ENTRY = Path(hook.__file__).parent / "entry"
 SHOW = "import json, sys; print(json.dumps(sys.argv[1:]))"
@@ -124,3 +127,42 @@ def test_a_launcher_whose_words_end_with_those_of_its_ranks_keeps_its_own(
     order = words(rank, [*rank[:-1], "8"])
     typed = ["launcher.py", "--nproc_per_node", "2", *rank]
     assert json.loads(run(tmp_path, typed, order)) == typed[1:]
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        (["datasets.py"], False),  # the program's own
+        (["datasets/__init__.py"], False),
+        (["datasets/train.txt", "data.py"], True),  # a folder is no package
+        (["json.py"], True),
+        ([], True),
+    ],
+)
+def test_a_program_imports_its_own_namesake_of_a_package_that_is_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: list[str], expected: bool
+) -> None:
+    for name in files:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    for name in ("datasets", "datasets.arrow", "datasetsx"):
+        module = ModuleType(name)
+        module.__file__ = f"/usr/lib/site-packages/{name}.py"
+        monkeypatch.setitem(sys.modules, name, module)
+    loopback.forget_namesakes(str(tmp_path))
+    assert ("datasets" in sys.modules) is ("datasets.arrow" in sys.modules) is expected
+    assert {"json", "datasetsx"} <= {*sys.modules}
+
+
+def test_a_module_of_the_programs_own_is_no_package_that_takes_long_to_import(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, file in (
+        ("datasets", "/home/me/datasets.py"),
+        ("lightning", "/l/site-packages/l.py"),
+    ):
+        module = ModuleType(name)
+        module.__file__ = file
+        monkeypatch.setitem(sys.modules, name, module)
+    assert is_installed("lightning")
+    assert not is_installed("datasets")
