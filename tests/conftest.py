@@ -125,8 +125,7 @@ def next_candidates(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
     A test with the mark `searches` keeps the planner that users have.
     """
     if not request.node.get_closest_marker("searches"):
-        for planner in ("CandidatePlanner", "SmallSearchPlanner"):
-            monkeypatch.setattr(f"tuner.study.session.{planner}", NextCandidate)
+        monkeypatch.setattr("tuner.study.session.CandidatePlanner", NextCandidate)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from tuner.search_spaces.space import Candidates
 from tuner.workload.records.probe import ProbeRecord
 
 if TYPE_CHECKING:
-    from tuner.search.observations import Observations
+    from tuner.search.evidence import Observations
 
 
 def level_order(settings: Settings) -> list[tuple[int, float, str]]:

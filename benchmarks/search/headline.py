@@ -20,6 +20,7 @@ from benchmarks.search.runner import Run
 from benchmarks.search.samplers import SWEEPING, WITH_MODELS
 from benchmarks.search.statistics import geometric_mean, never_found, quantile
 from benchmarks.search.truth import truth_of
+from tuner.problem.settings import SearchSettings
 
 #: A peer whose own stop loses more than this in the worst tenth of its runs is no rival.
 MOST_REGRET = 0.01
@@ -125,10 +126,18 @@ def _regret_at(run: Run, kJ: float) -> float:
 
 
 def regret_figures(kind: Kind, end: str) -> list[Figure]:
-    """Return mean, 90th percentile and worst front regret of our searches, in per cent."""
+    """Return mean, 90th percentile and worst front regret of our searches, in per cent, and in
+    which share of those that said so it is no more than was asked (0.9 is what they say)."""
     found = kind.regrets(OURS)
     values = {"mean": statistics.fmean(found), "p90": quantile(found, 0.9), "worst": max(found)}
-    return [Figure(f"front_regret_{of}_{end}", 100 * each, "%") for of, each in values.items()]
+    figures = [Figure(f"front_regret_{of}_{end}", 100 * each, "%") for of, each in values.items()]
+    stops = (one for (_, who), several in kind.stops.items() if who == OURS for one in several)
+    asked = SearchSettings().front_regret
+    if held := [one.front_regret <= asked for one in stops if one.reason == "not_worth_it"]:
+        share = statistics.fmean(held)
+        print(f"  at most {100 * asked:g} % is lost in {share:.2f} of the searches that ended so")
+        figures.append(Figure(f"front_regret_coverage_{end}", share, "ratio"))
+    return figures
 
 
 def print_samplers(kind: Kind, title: str) -> None:
@@ -241,6 +250,7 @@ def over_all(figures: Sequence[Figure]) -> list[Figure]:
         ("front_regret_mean", max, "%"),
         ("front_regret_p90", max, "%"),
         ("front_regret_worst", max, "%"),
+        ("front_regret_coverage", min, "ratio"),
         ("missing_p90", max, "%"),
         ("relaunches", max, "count"),
         ("driver_cpu_s_per_probe", max, "s"),

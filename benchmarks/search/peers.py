@@ -16,7 +16,7 @@ from optuna.trial import Trial, TrialState, create_trial
 from benchmarks.search.ask_tell import level_order, peer
 from tuner.pareto import nondominated
 from tuner.problem.problem import ProbeCost
-from tuner.search.parameters import ParameterEncoding
+from tuner.search.sampler import ParameterEncoding
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.space import Candidates
 

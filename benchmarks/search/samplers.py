@@ -10,7 +10,7 @@ from tuner.models.job_prior import prior_of
 from tuner.problem.problem import ProbeCost
 from tuner.search.candidate_planner import CandidatePlanner
 from tuner.search.planner import ProbePlanner
-from tuner.search.stock import StockPlanner
+from tuner.search.sampler import StockPlanner
 from tuner.search_spaces.space import Candidates
 from tuner.workload.records.table import PredictedBy
 

@@ -56,19 +56,16 @@ class ConditionalProcess:
     """The process at one set of hyperparameters, given the figures of rows.
 
     Args:
-        pairs: of the rows, of which the first have figures. Of the others the posterior mean is
-            believed to have been measured: the mean stays, the variance shrinks.
+        pairs: of the rows.
         variance: each row's own noise variance, (n,).
     """
 
     def __init__(self, kernel: Kernel, pairs: Pairs, y: np.ndarray, variance: np.ndarray) -> None:
         self.kernel, self._y = kernel, y
-        covariance, n = kernel(pairs), len(y)
-        covariance[np.diag_indices(len(covariance))] += kernel.noise**2
-        covariance[np.diag_indices(n)] += variance
+        covariance = kernel(pairs)
+        covariance[np.diag_indices(len(y))] += kernel.noise**2 + variance
         self._lower = lower_root(covariance, kernel.variance)
-        self._weights = np.zeros(len(covariance))
-        self._weights[:n] = _solved(self._lower[:n, :n], y)
+        self._weights = _solved(self._lower, y)
 
     def posterior(self, across: Pairs) -> tuple[np.ndarray, np.ndarray]:
         """Return mean and variance (no noise) of the columns of `across`, whose rows are given."""
@@ -95,8 +92,7 @@ class ConditionalProcess:
         1 / [K^-1]_ii (Rasmussen & Williams 2006, equations 5.10 to 5.12; Sundararajan & Keerthi
         2001).
         """
-        n = len(self._y)
-        inverse = cho_solve((self._lower[:n, :n], True), np.eye(n), check_finite=False)
+        inverse = cho_solve((self._lower, True), np.eye(len(self._y)), check_finite=False)
         diagonal = np.diag(inverse)
         return self._y - inverse @ self._y / diagonal, 1.0 / diagonal
 
@@ -126,7 +122,7 @@ class GaussianProcess:
         self._x, self._y, self._variance = np.empty((0, len(self._kinds))), *2 * [np.empty(0)]
         self._centre = 0.0
         self._forget_hyperparameters()
-        self.believe(self._x)
+        self.update(self._x, self._y, self._variance)
 
     @property
     def noise_(self) -> float:
@@ -196,25 +192,19 @@ class GaussianProcess:
         refit = n >= LEAST_ROWS and n >= REFIT_GROWTH * self._fitted_at
         if refit:
             self._fit_hyperparameters()
-        self.believe(self._x[:0])
+        self._middle = self._given([self._kernel])
+        self._mixture: list[ConditionalProcess] = []
         return refit
 
-    def believe(self, x: np.ndarray) -> None:
-        """Take these rows as measured at their posterior mean (kriging believer), until the next
-        call or `update`; `marginal` and `draw` do not."""
-        self._rows = np.vstack([self._x, x])
-        self._middle = self._given([self._kernel], self._rows)
-        self._mixture: list[ConditionalProcess] = []
-
-    def _given(self, kernels: Sequence[Kernel], rows: np.ndarray) -> list[ConditionalProcess]:
-        pairs, y = Pairs(self._kinds, rows, rows), self._y - self._centre
+    def _given(self, kernels: Sequence[Kernel]) -> list[ConditionalProcess]:
+        pairs, y = Pairs(self._kinds, self._x, self._x), self._y - self._centre
         return [ConditionalProcess(kernel, pairs, y, self._variance) for kernel in kernels]
 
     # -- predictions -------------------------------------------------------------------------
 
     def posterior(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return mean and variance of offset + f (no noise) at rows `x`, each of shape (m,)."""
-        return self._mixed(self._middle, self._rows, x)
+        return self._mixed(self._middle, x)
 
     def leave_one_out(self) -> tuple[np.ndarray, np.ndarray]:
         """Mean and variance (noise included) of each datum given all the others."""
@@ -228,7 +218,7 @@ class GaussianProcess:
         variance is too small where the function turns out rougher. Mean and variance are those of
         the mixture over the draws, up to `DOUBT_ROWS` rows.
         """
-        return self._mixed(self._members(), self._x, x)
+        return self._mixed(self._members(), x)
 
     def draw(self, x: np.ndarray, normals: np.ndarray) -> np.ndarray:
         """Return joint draws of offset + f at rows `x`, (draws, m), from standard normal ones, each
@@ -241,17 +231,17 @@ class GaussianProcess:
 
     def _members(self) -> list[ConditionalProcess]:
         if not self._drawn or len(self._y) > DOUBT_ROWS:
-            return self._given([self._kernel], self._x)
-        self._mixture = self._mixture or self._given(self._drawn, self._x)
+            return self._middle
+        self._mixture = self._mixture or self._given(self._drawn)
         return self._mixture
 
     def _mixed(
-        self, members: Sequence[ConditionalProcess], rows: np.ndarray, x: np.ndarray
+        self, members: Sequence[ConditionalProcess], x: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
         mean, variance = np.empty(len(x)), np.empty(len(x))
         for start in range(0, len(x), 4096):
             part = slice(start, start + 4096)
-            across = Pairs(self._kinds, rows, x[part])
+            across = Pairs(self._kinds, self._x, x[part])
             found = [member.posterior(across) for member in members]
             means, variances = map(np.array, zip(*found, strict=True))
             mean[part] = means.mean(axis=0)

@@ -222,8 +222,6 @@ class Surrogates:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return draws of log step time and log power, (draws, len(configurations)) each.
 
-        Nothing is only believed in them.
-
         Args:
             normals: standard normal draws, (draws, 2, at least len(configurations)).
             widened: share of the widening of `with_intervals`.
@@ -242,13 +240,6 @@ class Surrogates:
         """Factors by which few measurements widen the deviations of time and power (`FEW`)."""
         n = max(len(self._y), 1)
         return 1 + FEW[0] / n, 1 + FEW[1] / n
-
-    def believe(self, configurations: Rows) -> None:
-        """Count these as told at their posterior mean, until the next `fit`: the kriging believer
-        (Ginsbourger, Le Riche & Carraro 2010), so that what is in flight is not proposed again."""
-        x = self.features.transform(configurations)
-        for output in self._outputs:
-            output.regressor.believe(x)
 
     def noise(self) -> tuple[float, float]:
         """Fitted relative standard deviation of one window's step time and of its power."""

@@ -23,7 +23,7 @@ from tuner.cluster.head import Head
 from tuner.cluster.joining import POLL_S, JoinedRay
 from tuner.cluster.nodes import Leases, NodePool, Slot
 from tuner.executors.local import InlineExecutor, run_safely
-from tuner.search.observations import Observations
+from tuner.search.evidence import Observations
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.job import load_job

@@ -19,7 +19,7 @@ from tuner.executors.local import SimulatedExecutor
 from tuner.models.memory_margin import MEMORY_SPREAD
 from tuner.problem.problem import Problem
 from tuner.search.candidate_planner import CandidatePlanner
-from tuner.search.observations import Observations
+from tuner.search.evidence import Observations
 from tuner.search.planner import PlanningState
 from tuner.search_spaces.configuration import Settings
 from tuner.simulated.runner import Conditions, SimulatedRunner

@@ -11,7 +11,7 @@ import tuner
 from tests.support.studies import LONG_JOB, METER, measured, problem_of_job, run_optimize
 from tuner.executors.local import SimulatedExecutor
 from tuner.problem.run_folder import RunFolder
-from tuner.search.parameters import ParameterEncoding
+from tuner.search.sampler import ParameterEncoding
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.space import Candidates

@@ -212,8 +212,8 @@ def test_after_many_measurements_a_search_looks_at_a_sample(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """With a small limit only some launches are drawn; the search must still continue and end."""
-    monkeypatch.setattr("tuner.search.candidate_pool.MOST_WORK", 400)
-    monkeypatch.setattr("tuner.search.candidate_pool.LEAST_TAKEN", 20)
+    monkeypatch.setattr("tuner.search.joint_draws.MOST_WORK", 400)
+    monkeypatch.setattr("tuner.search.joint_draws.LEAST_TAKEN", 20)
     planner, records = CandidatePlanner(CANDIDATES, seed=0), list[ProbeRecord]()
     while len(records) <= 120 and planner.plan(PlanningState(tuple(records))) is not None:
         probe(planner, records)

@@ -7,9 +7,9 @@ import itertools
 import pytest
 
 from tests.support.studies import probe_with
-from tuner.search import candidate_pool
+from tuner.search import joint_draws
 from tuner.search.candidate_planner import CandidatePlanner
-from tuner.search.candidate_pool import launch_codes, neighbours
+from tuner.search.joint_draws import launch_codes, neighbours
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.space import Candidates
 from tuner.workload.records.probe import ProbeRecord
@@ -60,7 +60,7 @@ def probed_by_a_sample(seed: int) -> list[Configuration]:
 def test_beyond_the_most_a_sample_and_the_fronts_neighbours_find_the_best_launch(
     monkeypatch: pytest.MonkeyPatch, seeds: int
 ) -> None:
-    monkeypatch.setattr(candidate_pool, "ALL_CANDIDATES", 120)
+    monkeypatch.setattr(joint_draws, "ALL_CANDIDATES", 120)
     fastest = min(figures(c)[0] for c in CANDIDATES)
     found = [
         min(figures(c)[0] for c in probed_by_a_sample(seed)) == pytest.approx(fastest)
@@ -71,7 +71,7 @@ def test_beyond_the_most_a_sample_and_the_fronts_neighbours_find_the_best_launch
 
 def test_the_last_open_candidate_is_found_too(monkeypatch: pytest.MonkeyPatch) -> None:
     few = Candidates.from_configurations(list(CANDIDATES)[:45])
-    monkeypatch.setattr(candidate_pool, "ALL_CANDIDATES", 9)
+    monkeypatch.setattr(joint_draws, "ALL_CANDIDATES", 9)
     planner, records = CandidatePlanner(few, seed=0), list[ProbeRecord]()
     count = 0
     while visited := probe_with(planner, records, figures):

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.studies import METER, measured
 from tuner.search.candidate_planner import CandidatePlanner
-from tuner.search.crash_causes import ACCIDENT, CrashCauses
+from tuner.search.evidence import ACCIDENT, CrashCauses
 from tuner.search.planner import PlanningState
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.space import Candidates
@@ -97,25 +97,12 @@ def test_the_sentence_names_the_value_and_the_probe() -> None:
     )
 
 
-def planned(
-    probes: Sequence[tuple[int, Failure | None]], in_flight: Sequence[int] = ()
-) -> Configuration:
+def planned(probes: Sequence[tuple[int, Failure | None]]) -> Configuration:
     every = Candidates.from_configurations(EVERY)
-    planner = CandidatePlanner(every, seed=0, one_new_value=True)
-    flying = tuple(EVERY[each] for each in in_flight)
-    plan = planner.plan(PlanningState(tuple(records_of(*probes)), in_flight=flying))
+    planner = CandidatePlanner(every, seed=0)
+    plan = planner.plan(PlanningState(tuple(records_of(*probes))))
     assert plan is not None
     return plan.configurations[0]
-
-
-def test_a_launch_has_one_new_value_while_there_are_such() -> None:
-    first = planned([(ONE, None)])
-    assert (first.data_parallel == 1) is not (first.micro_batch == 1)
-    assert planned([(ONE, None), (TWO, None)]).micro_batch > 1
-
-
-def test_a_value_that_is_being_tried_is_not_tried_at_once_again() -> None:
-    assert planned([(ONE, None), (ONE + 1, None)], in_flight=[TWO]).data_parallel == 1
 
 
 MEMORY = Failure("out_of_memory", "no memory")

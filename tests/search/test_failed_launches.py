@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.support.studies import METER, measured
-from tuner.search.observations import Observations
+from tuner.search.evidence import Observations
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.space import Candidates
 from tuner.workload.records.probe import Failure, ProbeRecord, ProbeRequest

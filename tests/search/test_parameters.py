@@ -6,7 +6,7 @@ import pytest
 from optuna.distributions import CategoricalDistribution, IntDistribution
 
 from tests.search.test_candidate_planner import CANDIDATES
-from tuner.search.parameters import ParameterEncoding
+from tuner.search.sampler import ParameterEncoding
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import UnknownName
 from tuner.search_spaces.space import Candidates

@@ -10,8 +10,7 @@ import pytest
 
 from tests.search.test_score import CONFIGURATIONS, MEASURED, truth, view_of
 from tuner.pareto import front_regret, nondominated
-from tuner.search.candidate_pool import KNEE, knee_sd
-from tuner.search.joint_draws import JointDraws
+from tuner.search.joint_draws import KNEE, JointDraws, knee_sd
 from tuner.search.regret import ENOUGH, RegretEstimate, swept
 
 

@@ -12,9 +12,9 @@ from tests.search.test_score import CANDIDATES, CONFIGURATIONS, truth, view_of
 from tests.support.studies import measured, record
 from tuner.problem.settings import StopReason, stop_sentence
 from tuner.search.candidate_planner import CandidatePlanner
-from tuner.search.candidate_pool import CandidateView
-from tuner.search.deferral import MOST_PROBABLE, PRIOR_MEAN, PRIOR_SD, PeakLimit, most_power_W
+from tuner.search.joint_draws import CandidateView
 from tuner.search.planner import PlanningState, ProbePlan
+from tuner.search.question import MOST_PROBABLE, PRIOR_MEAN, PRIOR_SD, PeakLimit, most_power_W
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.space import Candidates
 from tuner.workload.records.probe import ProbeRequest
@@ -43,21 +43,22 @@ def test_what_exceeds_the_cap_is_left_out() -> None:
     ratios = np.full(len(MEASURED), 1.1)
     limit = PeakLimit.of(200, list(POWER[MEASURED] * ratios), list(POWER[MEASURED]))
     open_ = configurations_of(view)
-    safe = limit.safe(view, 1.0, open_)
-    assert safe is not None
-    assert 0 < len(safe.members) < len(view.members)
+    kept = limit.safe(view.posterior, 1.0, open_)
+    assert kept is not None
+    assert 0 < len(kept) < len(view.members)
+    safe = view[kept]
     assert (1.1 * POWER[safe.members] <= 200).mean() >= 1 - MOST_PROBABLE
     assert {CANDIDATES.launches[i] for i in safe.launch_of} == {
         CONFIGURATIONS[i].launch for i in safe.members
     }
     # Wider figures leave fewer.
-    wide = limit.safe(view, 5.0, open_)
-    assert wide is None or len(wide.members) < len(safe.members)
+    wide = limit.safe(view.posterior, 5.0, open_)
+    assert wide is None or len(wide) < len(kept)
 
 
 def test_without_a_safe_candidate_nothing_is_probed() -> None:
     _, view, _ = view_of(MEASURED)
-    assert PeakLimit.of(20, [], []).safe(view, 1.0, configurations_of(view)) is None
+    assert PeakLimit.of(20, [], []).safe(view.posterior, 1.0, configurations_of(view)) is None
     assert "limit on peak power" in stop_sentence(StopReason("unsafe"))
 
 

@@ -12,8 +12,7 @@ from tuner.models.surrogate.features import FeatureMap
 from tuner.models.surrogate.surrogates import Surrogates
 from tuner.problem.problem import ProbeCost
 from tuner.search.candidate_planner import farthest
-from tuner.search.candidate_pool import CandidateView
-from tuner.search.joint_draws import LIVE_DRAWN, OPEN_DRAWN, JointDraws
+from tuner.search.joint_draws import LIVE_DRAWN, OPEN_DRAWN, CandidateView, JointDraws
 from tuner.search.regret import ScoredProbe, best_probe
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.space import Candidates

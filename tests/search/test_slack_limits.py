@@ -11,8 +11,7 @@ import pytest
 
 from tests.support.studies import probe_with
 from tuner.search.candidate_planner import CandidatePlanner
-from tuner.search.deferral import DOUBT, SlackLimits
-from tuner.search.observations import Observation
+from tuner.search.evidence import DOUBT, Observation, SlackLimits
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.space import Candidates
 from tuner.workload.records.probe import ProbeRecord

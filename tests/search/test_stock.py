@@ -7,7 +7,7 @@ import pytest
 
 from tests.support.studies import METER, measured, run_replay, write_table
 from tuner.search.planner import PlanningState, ProbePlanner
-from tuner.search.stock import SAME_SUGGESTIONS, StockPlanner, check_stock
+from tuner.search.sampler import SAME_SUGGESTIONS, StockPlanner, check_stock
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.space import Candidates

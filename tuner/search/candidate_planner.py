@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,14 +17,18 @@ from tuner.models.memory_margin import LIKELY_FROM, learned_margin
 from tuner.models.surrogate.features import FeatureMap
 from tuner.models.surrogate.surrogates import Surrogates
 from tuner.models.surrogate.ties import TOLERANCE, first_best
-from tuner.search.candidate_pool import CandidatePool
-from tuner.search.crash_causes import LAST, CrashCauses
-from tuner.search.deferral import LargerBatches, SlackLimits, UnreachedClocks
-from tuner.search.joint_draws import LIVE_DRAWN, JointDraws
-from tuner.search.observations import Observations
+from tuner.search.evidence import (
+    LAST,
+    CrashCauses,
+    LargerBatches,
+    Observations,
+    SlackLimits,
+    UnreachedClocks,
+)
+from tuner.search.joint_draws import LIKELY, LIVE_DRAWN, CandidatePool, JointDraws
 from tuner.search.planner import MAX_LIVE, PlanningState, ProbePlan, ProbePlanner
 from tuner.search.regret import LEAST_MEASUREMENTS, RegretEstimate, best_probe
-from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.workload.records.probe import ProbeRecord
 
 if TYPE_CHECKING:
@@ -32,6 +37,8 @@ if TYPE_CHECKING:
 
 #: Distinct launches that are measured before the surrogates choose, at most.
 START_LAUNCHES = 6
+#: In a search of a few probes the joules of a launch count this many times where another is up.
+DEAR = 100.0
 #: Launches in flight, as a share of the measured ones, beyond which a probe waits for results.
 IN_FLIGHT_SHARE = 0.4
 
@@ -69,8 +76,10 @@ class CandidatePlanner(ProbePlanner):
         memory_bytes: of one device; with a prior, a launch that is unlikely to fit is worth less,
             and one that hardly can is not proposed. None if unknown.
         first: configurations to probe before any other, in this order.
-        one_new_value: while there are such, propose launches with one value at most that no launch
-            trained with, so a crash shows what caused it (`tuner.search.crash_causes`).
+        few_probes: none is to spare for a start that spreads over the space, which pays off later,
+            nor for what crashes more likely than not, and a launch is hardly left for another
+            one. Without a prior that of the first record with twice its micro-batch is probed next
+            or, where it is the largest, at the middle one of its live settings.
     """
 
     estimates_gain = True
@@ -83,11 +92,11 @@ class CandidatePlanner(ProbePlanner):
         seed: int | None = None,
         memory_bytes: float | None = None,
         first: Sequence[Configuration] = (),
-        one_new_value: bool = False,
+        few_probes: bool = False,
     ) -> None:
         super().__init__(candidates, seed=seed)
         self._seed = 0 if seed is None else seed
-        self._first, self._one_new_value = first, one_new_value
+        self._first, self._few_probes = first, few_probes
         if len(self._members) == 1:  # the only launch is not ended to begin it anew
             self.max_live = max(MAX_LIVE, min(len(self._configurations), LIVE_DRAWN))
         self.features = FeatureMap(candidates, prior=prior, learns_program=True)
@@ -103,7 +112,8 @@ class CandidatePlanner(ProbePlanner):
         )
         self._start_launches = self._promising_launches()
         launches = len(self._members)
-        self._start_count = min(START_LAUNCHES, math.floor(launches**0.25 + 1e-9))
+        spread = min(START_LAUNCHES, math.floor(launches**0.25 + 1e-9))
+        self._start_count = 1 if few_probes else spread
         self.slack_limits = SlackLimits(self._configurations, self._launch_of)
         self.unreached_clocks = UnreachedClocks(self._configurations)
         self.crash_causes = CrashCauses(candidates.launches)
@@ -127,10 +137,10 @@ class CandidatePlanner(ProbePlanner):
         closed, chances = self._closed_and_chances(observations, trains)
         if closed.all():
             return None
-        if wanted := self._to_try(closed | (trains < LAST)[self._launch_of]):
+        if wanted := self._to_try(state.records, closed | (trains < LAST)[self._launch_of]):
             more = self._extendable(wanted, closed)
             return self._plan_of(wanted, "to be tried first", extendable=more)
-        closed = closed | self._put_last(state, closed, trains < LAST)
+        closed = closed | self._put_last(closed, trains < LAST)
         launched, fresh = self._launches(observations, closed)
         if self._starting(observations, fresh) or not observations.measured:
             return self._start_plan(closed, launched, fresh, chances)
@@ -140,6 +150,9 @@ class CandidatePlanner(ProbePlanner):
         """Plan further settings of a running launch; None to end the launch."""
         if len(so_far.request.live) > self.max_live:
             return None  # the probe's time limit holds the first window and `max_live` further ones
+        if self._few_probes:
+            dear_s = DEAR * max(state.cost.launch_s, state.cost.window_s)
+            state = replace(state, cost=replace(state.cost, launch_s=dear_s))
         observations = self._observe(state, so_far)
         trains = self._trains(state.records, observations)
         closed, chances = self._closed_and_chances(observations, trains)
@@ -166,11 +179,27 @@ class CandidatePlanner(ProbePlanner):
         most = max(1.0, IN_FLIGHT_SHARE * max(len(measured), 1))
         return waiting_pays(len(in_flight), most, len(measured), state.idle_share)
 
-    def _to_try(self, closed: np.ndarray) -> list[int]:
-        numbers = (self.candidates.find(each) for each in self._first)
+    def _to_try(self, records: Sequence[ProbeRecord], closed: np.ndarray) -> list[int]:
+        numbers = (self.candidates.find(each) for each in (*self._first, *self._usual(records)))
         wanted = [i for i in numbers if i is not None and not closed[i]]
         launch = [i for i in wanted if self._launch_of[i] == self._launch_of[wanted[0]]]
         return launch[: self.max_live]
+
+    def _usual(self, records: Sequence[ProbeRecord]) -> list[Configuration]:
+        if not self._few_probes or self.features.priors or not records:
+            return []
+        today = records[0].request.configurations()[0]
+        larger = [
+            c
+            for c in self._configurations
+            if c.live == today.live
+            and c.micro_batch >= 2 * today.micro_batch
+            and c.launch == Settings({**today.launch, "micro_batch": c.micro_batch})
+        ]
+        if larger:
+            return [min(larger, key=lambda c: c.micro_batch)]
+        others = [c for c in self._configurations if c.launch == today.launch and c != today]
+        return others[len(others) // 2 :][:1]
 
     def _launches(
         self, observations: Observations, closed: np.ndarray
@@ -187,7 +216,8 @@ class CandidatePlanner(ProbePlanner):
     def _trains(self, records: Sequence[ProbeRecord], observations: Observations) -> np.ndarray:
         """Return the probability of each launch neither to crash nor to run out of memory, by what
         failed."""
-        return self.crash_causes.chances(records) * self.larger_batches.chances(observations)
+        trains = self.crash_causes.chances(records) * self.larger_batches.chances(observations)
+        return np.where(self._few_probes & (trains < LIKELY), np.minimum(trains, LAST / 2), trains)
 
     def _closed_and_chances(
         self, observations: Observations, trains: np.ndarray
@@ -197,15 +227,10 @@ class CandidatePlanner(ProbePlanner):
         chances *= trains[self._launch_of]
         return self._closed(observations), chances
 
-    def _put_last(self, state: PlanningState, closed: np.ndarray, hardly: np.ndarray) -> np.ndarray:
+    def _put_last(self, closed: np.ndarray, hardly: np.ndarray) -> np.ndarray:
         """Return which candidates come last, (n,), given which launches hardly train."""
         open_launches = np.unique(self._launch_of[~closed])
-        last = hardly & (not hardly[open_launches].all())
-        if self._one_new_value:
-            first = open_launches[~last[open_launches]]
-            new = self.crash_causes.new_values(state.records, state.in_flight)
-            last |= new > max(1, new[first].min())
-        return last[self._launch_of]
+        return (hardly & (not hardly[open_launches].all()))[self._launch_of]
 
     def _fits(self, observations: Observations) -> np.ndarray:
         if self._predicted_bytes is None or self._memory_bytes is None:
@@ -260,14 +285,14 @@ class CandidatePlanner(ProbePlanner):
         if state.peak_limit is not None:
             levels = self.features.matrix[candidates.members].sum(axis=1)
             safe = state.peak_limit.safe(
-                candidates,
+                candidates.posterior,
                 self.surrogates.widening[1],
                 [self._configurations[i] for i in candidates.members],
                 levels if len(observations.measured) < LEAST_MEASUREMENTS else None,
             )
             if safe is None:
                 return None
-            candidates = safe
+            candidates = candidates[safe]
         drawn = JointDraws(
             self.surrogates,
             front,

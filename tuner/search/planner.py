@@ -15,14 +15,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tuner.problem.problem import ProbeCost
-from tuner.search.observations import Observations
+from tuner.search.evidence import Observations
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.space import Candidates
 from tuner.workload.records.probe import ProbeRecord
 
 if TYPE_CHECKING:
-    from tuner.search.deferral import PeakLimit
-    from tuner.search.question import Question
+    from tuner.search.question import PeakLimit, Question
     from tuner.search.regret import RegretEstimate
     from tuner.search_spaces.space import Candidates
 

@@ -1,25 +1,34 @@
-"""Optuna sampler around this project's planner, for studies that others drive.
+"""Optuna's samplers and this project's planner, each in the other's place.
 
-`study.optimize` and `study.ask` get the configurations that the planner would probe next. Records
-are made of the study's finished trials: its two values are the joules and the seconds of one unit
-of work.
+`CandidateSampler` proposes in a study of the user's what the planner would probe next.
+`StockPlanner` lets an Optuna sampler plan a search, one configuration at a time: it does not know
+which combinations are valid, so it is asked, in a study in memory, until its proposal is a
+candidate not tried yet.
 """
 
 from __future__ import annotations
 
+import copy
 import threading
-from collections.abc import Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from optuna.distributions import BaseDistribution
+import numpy as np
+import optuna
+from optuna.distributions import BaseDistribution, CategoricalDistribution, IntDistribution
 from optuna.samplers import BaseSampler, RandomSampler
-from optuna.trial import FrozenTrial, TrialState
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
+from tuner.models.surrogate.features import varying_knobs
 from tuner.problem.problem import ProbeCost
 from tuner.search.candidate_planner import CandidatePlanner
-from tuner.search.parameters import ParameterEncoding
-from tuner.search.planner import PlanningState, ProbePlan
+from tuner.search.evidence import Observations
+from tuner.search.planner import PlanningState, ProbePlan, ProbePlanner
 from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.errors import InputError, UnknownName
+from tuner.search_spaces.knobs import KNOBS
 from tuner.workload.records.probe import Measurement, MeterInfo, ProbeRecord, ProbeRequest
 
 if TYPE_CHECKING:
@@ -28,6 +37,63 @@ if TYPE_CHECKING:
     from tuner.search_spaces.space import Candidates
 
 _METER = MeterInfo("study", "gpu", "the values of its trials")
+_DIRECTIONS = [StudyDirection.MINIMIZE, StudyDirection.MINIMIZE]
+#: Asks, and equal ones in a row, after which the open candidate nearest to the proposal is taken.
+MAX_SUGGESTIONS, SAME_SUGGESTIONS = 50, 3
+
+
+class ParameterEncoding:
+    """Mapping between candidates and their Optuna parameters, the knobs that vary.
+
+    Integers at even steps are integer ranges, which stock samplers and the dashboard can order. A
+    live knob that may be left to the device has the level None.
+    """
+
+    def __init__(self, candidates: Candidates) -> None:
+        self.configurations = candidates.configurations
+        whole = candidates.whole.configurations
+        self.knobs = varying_knobs(whole)
+        levels = {
+            name: list(dict.fromkeys(_as_param(c.get(name)) for c in whole)) for name in self.knobs
+        }
+        self.distributions = {name: _distribution(name, each) for name, each in levels.items()}
+        self._of_params: dict[tuple[Any, ...], int] = {}
+        for i, configuration in enumerate(self.configurations):
+            params = self.params_of(configuration)
+            self._of_params.setdefault(tuple(params[name] for name in self.knobs), i)
+
+    def params_of(self, configuration: Configuration) -> dict[str, Any]:
+        """Return a configuration as trial parameters, one per knob of `distributions`."""
+        return {name: _as_param(configuration.get(name)) for name in self.knobs}
+
+    def index_of_params(self, params: Mapping[str, Any]) -> int | None:
+        """Return the number of the candidate with these parameters, or None."""
+        for name in self.knobs:
+            if name not in params:
+                raise UnknownName("parameter", name, params)
+        return self._of_params.get(tuple(params[name] for name in self.knobs))
+
+
+def _as_param(value: object) -> Any:
+    return ",".join(map(str, value)) if isinstance(value, tuple) else value
+
+
+def _distribution(name: str, levels: list[Any]) -> BaseDistribution:
+    integers = all(isinstance(v, int) and not isinstance(v, bool) for v in levels)
+    if integers and not (name in KNOBS and KNOBS[name].scale == "category"):
+        steps = {b - a for a, b in zip(sorted(levels)[:-1], sorted(levels)[1:], strict=True)}
+        if len(steps) == 1:
+            return IntDistribution(min(levels), max(levels), step=steps.pop())
+    numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in levels)
+    return CategoricalDistribution(sorted(levels) if numbers else sorted(levels, key=_level_order))
+
+
+def _level_order(level: Any) -> tuple[int, float, str]:
+    if level is None:
+        return (0, 0.0, "")
+    if isinstance(level, int | float):
+        return (1, float(level), "")
+    return (2, 0.0, str(level))
 
 
 class CandidateSampler(BaseSampler):
@@ -123,3 +189,76 @@ def record_of(name: str, configuration: Configuration, values: Sequence[float]) 
         power_W=energy_J / time_s,
     )
     return ProbeRecord(request, (window,), _METER)
+
+
+class StockPlanner(ProbePlanner):
+    """Planner that follows an Optuna sampler for two objectives, one configuration a probe."""
+
+    def __init__(self, candidates: Candidates, stock: BaseSampler, *, seed: int = 0) -> None:
+        super().__init__(candidates, seed=seed)
+        self._reason = f"proposed by {type(stock).__name__}"
+        self._encoding = ParameterEncoding(candidates)
+        self._study = optuna.create_study(directions=_DIRECTIONS, sampler=stock)
+        self._running: dict[int, Trial] = {}  # the trial of each proposed candidate
+        self._reported = 0  # number of measurements that the study has
+
+    def plan(self, state: PlanningState) -> ProbePlan | None:
+        """Plan the next open candidate that the stock sampler proposes; None if none is open."""
+        observations = self._observe(state)
+        closed = self._closed(observations)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self._report(observations)
+            return None if closed.all() else self._plan_of([self._proposed(closed)], self._reason)
+
+    def _report(self, observations: Observations) -> None:
+        for one in observations.measured[self._reported :]:
+            values = [one.power_W * one.step_time_s, one.step_time_s]
+            if (running := self._running.pop(one.candidate, None)) is not None:
+                self._study.tell(running, values)
+            else:  # measured in an earlier session, or as the baseline
+                params, of = self._params_of(one.candidate), self._encoding.distributions
+                self._study.add_trial(create_trial(values=values, params=params, distributions=of))
+        self._reported = len(observations.measured)
+        for candidate in self._running.keys() - observations.pending:
+            self._study.tell(self._running.pop(candidate), state=TrialState.FAIL)
+
+    def _proposed(self, closed: np.ndarray) -> int:
+        refused: list[dict[str, Any]] = []
+        while len(refused) < MAX_SUGGESTIONS:
+            trial = self._study.ask(self._encoding.distributions)
+            candidate = self._encoding.index_of_params(trial.params)
+            if candidate is not None and not closed[candidate]:
+                self._running[candidate] = trial
+                return candidate
+            self._study.tell(trial, state=TrialState.FAIL)
+            refused.append(trial.params)
+            if refused[-SAME_SUGGESTIONS:] == SAME_SUGGESTIONS * [trial.params]:
+                break
+        candidate = self._nearest(refused[-1], closed)
+        self._study.enqueue_trial(self._params_of(candidate))
+        self._running[candidate] = self._study.ask(self._encoding.distributions)
+        return candidate
+
+    def _params_of(self, candidate: int) -> dict[str, Any]:
+        return self._encoding.params_of(self._configurations[candidate])
+
+    def _nearest(self, params: dict[str, Any], closed: np.ndarray) -> int:
+        every = map(self._params_of, range(len(closed)))
+        changed = np.array([sum(params[n] != v for n, v in each.items()) for each in every])
+        return int(self._rng.choice(np.flatnonzero(~closed & (changed == changed[~closed].min()))))
+
+
+def check_stock(sampler: object) -> None:
+    """Raise InputError if this is not an Optuna sampler that can minimise two objectives."""
+    if not isinstance(sampler, BaseSampler):
+        raise InputError(
+            f"sampler is {sampler!r:.80}; give an Optuna sampler, such as TPESampler()"
+        )
+    try:  # a copy is asked, so that the sampler proposes what it would have proposed
+        study = optuna.create_study(directions=_DIRECTIONS, sampler=copy.deepcopy(sampler))
+        study.ask({"level": optuna.distributions.IntDistribution(0, 1)})
+    except ValueError as error:
+        raise InputError(
+            f"{type(sampler).__name__} cannot search for two objectives, as TPESampler can: {error}"
+        ) from error

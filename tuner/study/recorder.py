@@ -19,7 +19,7 @@ from optuna.samplers import RandomSampler
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
 from tuner.problem.constraints import Constraints, JobFigures
-from tuner.search.parameters import ParameterEncoding
+from tuner.search.sampler import ParameterEncoding
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.space import Candidates

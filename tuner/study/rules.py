@@ -16,9 +16,8 @@ from tuner.problem.constraints import Constraints
 from tuner.problem.from_job import is_default
 from tuner.problem.problem import Problem
 from tuner.problem.settings import LIMITS, StopReason, energy_not_repaid, little_left
-from tuner.search.deferral import PeakLimit, most_power_W
 from tuner.search.planner import ProbePlan
-from tuner.search.question import Question
+from tuner.search.question import PeakLimit, Question, most_power_W
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.knobs import KNOBS, Value
 from tuner.workload.records.probe import ProbeRecord

@@ -30,8 +30,7 @@ from tuner.problem.settings import NoVerdict, StopReason
 from tuner.problem.study_spec import StudySpec, why_unverified
 from tuner.search.candidate_planner import CandidatePlanner
 from tuner.search.planner import ProbePlanner
-from tuner.search.small_search import SmallSearchPlanner, first_of_few
-from tuner.search.stock import StockPlanner, check_stock
+from tuner.search.sampler import StockPlanner, check_stock
 from tuner.search_spaces.errors import InputError
 from tuner.storage import open_storage, storage_name
 from tuner.study.callbacks import Notify, Progress, Show
@@ -188,20 +187,14 @@ class Session:
             return sampler
         if sampler is not None:
             return StockPlanner(problem.candidates, sampler, seed=seed)
-        job = problem.job if problem.recording is None else None
-        # A program of the user's may crash at a value that nobody has tried.
-        own_program = job is not None and not job.trains_synthetic_data
-        options: dict[str, Any] = {
-            "prior": problem.prior,
-            "memory_bytes": problem.device_memory_bytes,
-            "seed": seed,
-            "first": self._first,
-            "one_new_value": own_program,
-        }
-        if not self._spec.settings.makes_few_probes:
-            return CandidatePlanner(problem.candidates, **options)
-        tries = first_of_few(problem, self._spec.constraints.goal)
-        return SmallSearchPlanner(problem.candidates, tries=tries, **options)
+        return CandidatePlanner(
+            problem.candidates,
+            prior=problem.prior,
+            memory_bytes=problem.device_memory_bytes,
+            seed=seed,
+            first=self._first,
+            few_probes=self._spec.settings.makes_few_probes,
+        )
 
     def _search(self, loop: SearchLoop) -> None:
         stop, no_verdict = StopReason("interrupted"), None

@@ -171,22 +171,6 @@ def test_hyperparameters_at_a_bound_are_drawn_next_to_it() -> None:
     assert 0.5 * exact.std() < draws.std() < 1.5 * exact.std()
 
 
-def test_what_is_believed_lowers_the_variance_alone_and_is_forgotten() -> None:
-    some = picked(12)
-    surrogates = Surrogates(FeatureMap(CANDIDATES))
-    surrogates.fit(some, *figures(some))
-    before = surrogates.predict(CANDIDATES.configurations)
-    pending = [c for c in CANDIDATES.configurations if c not in some][:3]
-    surrogates.believe(pending)
-    after = surrogates.predict(CANDIDATES.configurations)
-    assert after.log_time == pytest.approx(before.log_time, abs=1e-9)
-    at = [CANDIDATES.configurations.index(c) for c in pending]
-    assert (after.log_time_std[at] < 0.5 * before.log_time_std[at]).all()
-    surrogates.believe([])
-    forgotten = surrogates.predict(CANDIDATES.configurations)
-    assert forgotten.log_time_std == pytest.approx(before.log_time_std, abs=1e-6)
-
-
 def test_leave_one_out_is_what_leaving_one_out_gives() -> None:
     """The processes' own errors are compared with scikit-learn's."""
     some = picked(14)
