@@ -198,6 +198,19 @@ def test_a_launch_that_fails_leaves_today(tmp_path: Path) -> None:
     assert turned(job) == set()
 
 
+@pytest.mark.parametrize(
+    ("times", "owner", "told"), [(1, "", True), (4, "", False), (1, "accelerate", False)]
+)
+def test_a_loop_without_accumulation_is_told_what_would_open_its_micro_batch(
+    tmp_path: Path, times: int, owner: str, told: bool
+) -> None:
+    job = job_of(tmp_path, "-b {micro_batch=8}", times=times)
+    job = replace(job, frame=replace(job.frame, owner=owner))
+    why = job.offers["micro_batch"].why
+    assert "the accumulation does not follow it" in why
+    assert ("docs/your-script.md#accumulation" in why) is told
+
+
 def test_ranks_that_cannot_meet_here_are_not_started(tmp_path: Path) -> None:
     program, why = Program(), "its process group is NCCL's, which needs GPUs"
     today = job_of(tmp_path, "-b 8")

@@ -12,6 +12,8 @@ from tuner.search_spaces.knobs import Value
 from tuner.workload.scripts.routes.base import ACCUMULATION, DEGREES, Draft, KnobSupport, Route
 from tuner.workload.scripts.script_training import ScriptTraining
 
+#: What would open both, of a loop of the script's own that steps after each backward pass.
+_EDIT = "; a loop without accumulation needs four lines: docs/your-script.md#accumulation"
 #: Reason against the knobs that split a batch of unknown size.
 NO_BATCH = "the global batch is not known (--global-batch N tells it)"
 
@@ -67,7 +69,10 @@ class BatchSplit(Route):
         if self._stays(job):
             return frame.micro_batch_stays
         if self.sets_micro_batch(job):
-            return f"the accumulation does not follow it {would}" if job.global_batch else NO_BATCH
+            if not job.global_batch:
+                return NO_BATCH
+            edit = _EDIT if frame.accumulation == 1 and not frame.owner else ""
+            return f"the accumulation does not follow it {would}{edit}"
         if frame.unproven:
             return (
                 f"{frame.unproven} (if it sets the batch all the same, write "
