@@ -118,6 +118,10 @@ def test_equal_runs_make_equal_zip_files(run: RunFolder, archive: Path, tmp_path
 def test_a_zip_file_is_exported_again(
     archive: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    own = tmp_path / "measured.zip"
+    shutil.copy(archive, own)
+    assert main(["export", str(own), "--to", "zip", "--out", str(own)]) == 2
+    assert "name another file with --out" in capsys.readouterr().err
     out = tmp_path / "again.zip"
     assert main(["export", str(archive), "--to", "zip", "--out", str(out)]) == 0
     assert f"tuner show {out}" in capsys.readouterr().out

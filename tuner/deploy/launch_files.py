@@ -27,7 +27,7 @@ from pathlib import Path
 from tuner.answer.answer import Answer
 from tuner.deploy.ray_train import FILE as RAY_TRAIN
 from tuner.deploy.ray_train import ray_train_json
-from tuner.deploy.script_program import HOOK_FOLDER, Program, program_of
+from tuner.deploy.script_program import HOOK_FOLDER, Program, on_cores, program_of
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError
@@ -174,7 +174,7 @@ def _rendered(
     }
     if not (program.command or program.line):  # which is started by its own launcher alone
         texts[_LOOPBACK] = Path(loopback.__file__).read_text(encoding="utf-8")
-    cores = cluster is not None and not cluster.device.is_gpu
+    cores = on_cores(cluster)
     texts |= {
         "job.sbatch": _sbatch(launch, folder.resolve(), expected_s, program),
         "clocks.sh": clocks_sh(configuration, each, cores=cores),
@@ -328,7 +328,7 @@ def _environment(cluster: Cluster | None, nodes: int, ranks: int, threads: int) 
         f"compiled_ops={shlex.quote(extensions_dir())}",
         'export TORCH_EXTENSIONS_DIR="${TORCH_EXTENSIONS_DIR:-$compiled_ops}"',
     ]
-    if cluster is None or cluster.device.is_gpu:
+    if not on_cores(cluster):
         share = f"$(( cores > {ranks} ? cores / {ranks} : 1 ))"
         cores = _filled("usable_cores.sh").splitlines()
         return [*lines, *cores, f'export OMP_NUM_THREADS="${{OMP_NUM_THREADS:-{share}}}"']
@@ -347,7 +347,7 @@ def _sbatch(launch: Launch, folder: Path, expected_s: float | None, program: Pro
     configuration, job, cluster = launch
     nodes = _nodes_of(launch)
     each = configuration.world_size // nodes
-    on_cpu = cluster is not None and not cluster.device.is_gpu
+    on_cpu = on_cores(cluster)
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", job.name)[:60] or "train"
     options = [
         f"--job-name={name}",

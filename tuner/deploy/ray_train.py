@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from tuner.deploy.script_program import on_cores
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
@@ -46,14 +47,13 @@ def ray_train_json(
             f"ranks on each of {nodes} nodes of {cluster.devices_per_node} devices; choose a "
             "--point that needs one node, or every device of its nodes"
         )
-    on_cores = cluster is not None and not cluster.device.is_gpu
     scaling: dict[str, Any] = {
         "num_workers": workers,
-        "use_gpu": not on_cores,
+        "use_gpu": not on_cores(cluster),
         "placement_strategy": "STRICT_PACK" if nodes == 1 else "PACK",
     }
     variables = dict(environment)
-    if cluster is not None and on_cores:
+    if on_cores(cluster):
         # Ray gives a worker as many threads as CPUs, as the ranks of a probe have.
         threads = min(launchable(job, cluster).threads_today, cluster.devices_per_node // each)
         scaling["resources_per_worker"] = {"CPU": max(1, threads)}

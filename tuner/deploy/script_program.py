@@ -15,6 +15,7 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeGuard
 
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
@@ -63,6 +64,11 @@ class Program:
     taken: Sequence[str] = ()
 
 
+def on_cores(cluster: Cluster | None) -> TypeGuard[Cluster]:
+    """Return whether a job trains on processor cores, and not on GPUs, as on an unknown cluster."""
+    return cluster is not None and not cluster.device.is_gpu
+
+
 def program_of(
     configuration: Configuration, job: LaunchableJob, cluster: Cluster | None, folder: Path
 ) -> tuple[Program, dict[str, str]]:
@@ -71,8 +77,7 @@ def program_of(
     files = {}
     if start.config:
         files["ds_config.json"] = json.dumps(start.config, indent=2) + "\n"
-    on_cpu = cluster is not None and not cluster.device.is_gpu
-    always = on_cpu and job.hook_on_cores
+    always = on_cores(cluster) and job.hook_on_cores
     about = [f"# {one_line(sentence)}" for sentence in job.about(configuration)]
     if (whole := job.as_typed_line(configuration, folder)) is not None:
         return _typed_line(configuration, job, whole, about, folder, files), files

@@ -22,7 +22,7 @@ from tuner.exchange.redact import Redactor
 from tuner.problem.run_folder import RunFolder
 from tuner.search_spaces.data_files import write_toml
 from tuner.search_spaces.errors import InputError
-from tuner.search_spaces.safe_files import TemporaryFolder, require_own, write_bytes
+from tuner.search_spaces.safe_files import TemporaryFolder, archive_of, require_own, write_bytes
 from tuner.search_spaces.typed_json import strict_json
 from tuner.study.load import result_of
 from tuner.workload.records.trace import read_trace
@@ -39,6 +39,8 @@ def write_zip(run: RunFolder, out: Path | None = None, *, redact: bool = False) 
     sha256 and the number of its files as JSON values.
     """
     out = out or Path(f"{run.name}.zip")
+    if archive_of(run.path) == out.resolve():  # with the logs that another zip file leaves out
+        raise InputError(f"{out} is the run that is exported; name another file with --out")
     members = dict(_files(run, _redactor_of(run) if redact else None))
     with _copied(members, run.name) as copy:
         records = copy.records()
