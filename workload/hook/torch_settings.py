@@ -6,7 +6,6 @@ another one: how long the program waits for them, and digests of the batches.
 """
 
 import os
-import pickle
 import random
 import sys
 import zlib
@@ -184,15 +183,16 @@ def how_read(iterator: Any, index: Any) -> str:
         _set_generators(before)
 
 
-def _generators() -> bytes:
-    numpy = sys.modules.get("numpy")
-    of_numpy = numpy.random.get_state() if numpy is not None else None
-    states = sys.modules["torch"].get_rng_state().tolist(), random.getstate(), of_numpy
-    return pickle.dumps(states)
+def _generators() -> tuple[Any, ...]:
+    of_numpy: tuple[Any, ...] | None = None
+    if (numpy := sys.modules.get("numpy")) is not None:
+        name, keys, *rest = numpy.random.get_state()
+        of_numpy = name, keys.tolist(), *rest
+    return sys.modules["torch"].get_rng_state().tolist(), random.getstate(), of_numpy
 
 
-def _set_generators(states: bytes) -> None:
-    of_torch, of_random, of_numpy = pickle.loads(states)
+def _set_generators(states: tuple[Any, ...]) -> None:
+    of_torch, of_random, of_numpy = states
     torch = sys.modules["torch"]
     torch.set_rng_state(torch.tensor(of_torch, dtype=torch.uint8))
     random.setstate(of_random)
