@@ -1,4 +1,4 @@
-"""Malformed input: ten thousand files, arguments and commands of a user, mutated at random.
+"""Malformed input: twenty thousand files, arguments and commands of a user, mutated at random.
 
 See `tests.fuzz.fuzzer` for what counts as a failure. Target: none.
 """
@@ -28,7 +28,7 @@ def _print(name: str, seen: Seen) -> None:
     merged: Counter[str] = Counter()
     first: dict[str, str] = {}
     for text, count in sorted(seen.wrong.items()):
-        short = re.sub(r" \(input \d+\)$", "", text)
+        short = re.sub(r" \(input \d+ from \d+\)$", "", text)
         merged[short] += count
         first.setdefault(short, text)
     for short, count in merged.most_common(12):
@@ -38,7 +38,7 @@ def _print(name: str, seen: Seen) -> None:
 def main(argv: Sequence[str] | None = None) -> None:
     """Try all inputs on all workers, print the failures, and publish the figures."""
     parser = arguments("bad input, and the tracebacks that it gave")
-    parser.add_argument("--inputs", type=int, default=10_000, help="of all kinds together")
+    parser.add_argument("--inputs", type=int, default=20_000, help="of all kinds together")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", metavar="WORDS", help="kinds whose name has these")
     parser.add_argument(

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import random
 import shutil
 import tomllib
 from collections.abc import Callable
@@ -16,10 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.fuzz.kinds import DATA, Kind, command, parser
-from tests.fuzz.mutate import NASTY, as_toml, bent_file, torn
+from tests.fuzz.mutate import Draw, as_toml, bent_file, torn
 from tests.fuzz.readers import CSV, bent_launch, data_files, make_program, packs
+from tests.support.shapes import NASTY
 
-Try = Callable[[random.Random], Any]
+Try = Callable[[Draw], Any]
 #: What a person might type where something else is wanted.
 TYPED = (
     *(str(each) for each in NASTY if isinstance(each, str | int | float) and each != 10**400),
@@ -55,7 +55,7 @@ def _subparsers(whole: argparse.ArgumentParser) -> dict[str, argparse.ArgumentPa
     return found
 
 
-def _drawn_words(name: str, draw: random.Random) -> list[str]:
+def _drawn_words(name: str, draw: Draw) -> list[str]:
     mine = _subparsers(parser())[name]
     actions = [a for a in mine._actions if not {*a.option_strings} & _LEFT_OUT]
     named = [a for a in actions if a.option_strings]
@@ -78,7 +78,7 @@ def _command_lines(folder: Path) -> Try:
     make_program(folder)
     (folder / "t.csv").write_bytes(CSV)
 
-    def one(draw: random.Random) -> None:
+    def one(draw: Draw) -> None:
         name = draw.choice([*COMMANDS])
         words = _drawn_words(name, draw)
         if not run.exists():  # it was removed by name, as asked
@@ -91,7 +91,7 @@ def _command_lines(folder: Path) -> Try:
 def _imports(folder: Path) -> Try:
     rows = [line.split(b",") for line in CSV.splitlines()]
 
-    def one(draw: random.Random) -> None:
+    def one(draw: Draw) -> None:
         mine = [list(row) for row in rows]
         for _ in range(draw.choice((0, 1, 1, 2, 4))):
             row = draw.choice(mine)
@@ -113,7 +113,7 @@ def _imports(folder: Path) -> Try:
 def _knobs_of_a_search(folder: Path) -> Try:
     sounds = packs()
 
-    def one(draw: random.Random) -> None:
+    def one(draw: Draw) -> None:
         bent_file(folder / "k.toml", draw.choice(sounds), as_toml, draw)
         words = ["optimize", "tiny-gpt", "--cluster", "cpu-2", "--dry-run", "--knobs", "k.toml"]
         command(*words, *draw.choice(((), ("--trust",))))
@@ -124,7 +124,7 @@ def _knobs_of_a_search(folder: Path) -> Try:
 def _checked_drivers(folder: Path) -> Try:
     sounds = data_files("tuner.workload.scripts", "frameworks")
 
-    def one(draw: random.Random) -> None:
+    def one(draw: Draw) -> None:
         bent_file(folder / "d.toml", draw.choice(sounds), as_toml, draw)
         command("dev", "frameworks", "check", "d.toml")
 
@@ -134,7 +134,7 @@ def _checked_drivers(folder: Path) -> Try:
 def _pasted(folder: Path) -> Try:
     make_program(folder)
 
-    def one(draw: random.Random) -> None:
+    def one(draw: Draw) -> None:
         words = bent_launch(draw)
         asked = draw.choice((["optimize", "--dry-run", "--executor", "inline"], ["fit"]))
         command(*asked, "--cluster", "cpu-2", "--", *words)
@@ -147,7 +147,7 @@ def _exports(folder: Path) -> Try:
     study = tomllib.loads((run / "study.toml").read_text())
     trace = (run / "trace" / "probes.jsonl").read_bytes()
 
-    def one(draw: random.Random) -> None:
+    def one(draw: Draw) -> None:
         bent_file(run / "study.toml", study, as_toml, draw)
         (run / "trace" / "probes.jsonl").write_bytes(
             torn(trace, draw) if draw.random() < 0.5 else trace
@@ -167,7 +167,7 @@ def _simulated(folder: Path) -> Try:
     """A whole search by the model, with files and limits that may not fit it."""
     job = tomllib.loads((DATA.parents[1] / "search_spaces/data/jobs/tiny-gpt.toml").read_text())
 
-    def one(draw: random.Random) -> None:
+    def one(draw: Draw) -> None:
         bent_file(folder / "job.toml", job, as_toml, draw)
         limits = draw.choice(
             ((), ("--deadline", draw.choice(TYPED)), ("--budget", draw.choice(TYPED)))
@@ -212,7 +212,7 @@ def _odd_files(folder: Path) -> Try:
         *("table/table.toml", "trace/power", "."),
     )
 
-    def one(draw: random.Random) -> None:
+    def one(draw: Draw) -> None:
         path = Path(os.path.normpath(run / draw.choice(names)))
         if os.path.lexists(path):
             shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()

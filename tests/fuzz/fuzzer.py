@@ -4,14 +4,13 @@ A sound file of each kind is parsed, parts of it are replaced by what a number, 
 should never be, or its bytes are torn, and it is given to its reader or to the command itself, in
 this process. All that may come of it is an answer, or one sentence and exit code 2: a traceback or
 another exit code, more than some seconds, and a file written outside the folder are counted. Aim:
-none. An input is told by its kind, the seed and its number, whichever process tries it.
+none. An input is told by its kind, the seed and the chunk, whichever process tries it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import io
-import random
 import signal
 import time
 import traceback
@@ -21,7 +20,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import hypothesis
+from hypothesis import strategies as st
+from hypothesis.configuration import set_hypothesis_home_dir
+from hypothesis.errors import UnsatisfiedAssumption
+from hypothesis.internal.conjecture.data import StopTest
+
 from tests.fuzz.kinds import Kind, parser
+from tests.fuzz.mutate import Draw
 from tests.fuzz.table import KINDS
 from tests.fuzz.watch import Place, watched_place
 from tuner.search_spaces.errors import InputError
@@ -97,7 +103,7 @@ def _limited() -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
-def _try_one(one: Callable[[random.Random], Any], draw: random.Random, seen: Seen) -> str:
+def _try_one(one: Callable[[Draw], Any], draw: Draw, seen: Seen) -> str:
     """Try one input; return what was wrong, or ""."""
     seen.tried += 1
     try:
@@ -106,7 +112,7 @@ def _try_one(one: Callable[[random.Random], Any], draw: random.Random, seen: See
     except InputError as error:
         seen.refused += 1
         return f"not one line: {error}" if "\n" in str(error) else ""
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, StopTest, UnsatisfiedAssumption):
         raise
     except BaseException as error:
         if isinstance(error, OSError) and error.filename is not None:
@@ -123,8 +129,10 @@ def fuzz(kind: Kind, numbers: Sequence[int], seed: int = 0) -> Seen:
     before = [signal.signal(each, _too_long) for each in signals]
     try:
         with watched_place() as place:
+            set_hypothesis_home_dir(place.folder / "hypothesis")
             _fuzz_in(place, kind, numbers, seed, seen)
     finally:
+        set_hypothesis_home_dir(None)
         for each, handler in zip(signals, before, strict=True):
             signal.signal(each, handler)
     seen.took_s = time.monotonic() - began_s
@@ -135,14 +143,27 @@ def _fuzz_in(place: Place, kind: Kind, numbers: Sequence[int], seed: int, seen: 
     parser.cache_clear()  # which knows the runs folder of another place
     one = kind.prepare(place.folder)
     written: set[str] = set(place.outside)  # by imports, which are no input's doing
-    for number in numbers:
-        wrong = _try_one(one, random.Random(f"{kind.name} {seed} {number}"), seen)
+
+    @hypothesis.seed(f"{kind.name} {seed} {numbers[0]}")
+    @hypothesis.settings(
+        max_examples=len(numbers),
+        database=None,
+        deadline=None,
+        phases=[hypothesis.Phase.generate],
+        suppress_health_check=[*hypothesis.HealthCheck],
+    )
+    @hypothesis.given(st.data())
+    def try_inputs(data: st.DataObject) -> None:
+        here = f"(input {seen.tried} from {numbers[0]})"
+        wrong = _try_one(one, Draw(data), seen)
         if wrong:
             counts = seen.hangs if ": Hang: " in wrong else seen.bad
-            counts[f"{wrong} (input {number})"] += 1
+            counts[f"{wrong} {here}"] += 1
         for path in set(place.outside) - written:
-            seen.outside[f"wrote {path} (input {number})"] += 1
+            seen.outside[f"wrote {path} {here}"] += 1
             written.add(path)
+
+    try_inputs()
     for path in place.left_outside():
         if path not in written:
             seen.outside[f"left {path}"] += 1

@@ -12,7 +12,6 @@ import functools
 import gzip
 import io
 import json
-import random
 import re
 import shutil
 import tomllib
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from tests.fuzz.mutate import as_json, as_toml, bent, bent_file, nasty, torn
+from tests.fuzz.mutate import Draw, as_json, as_toml, bent, bent_file, nasty, torn
 from tuner.search_spaces.errors import InputError
 
 DATA = Path(__file__).parents[1] / "data"
@@ -50,7 +49,7 @@ class Kind:
     """
 
     name: str
-    prepare: Callable[[Path], Callable[[random.Random], Any]]
+    prepare: Callable[[Path], Callable[[Draw], Any]]
     share: float = 1.0
 
 
@@ -83,44 +82,47 @@ def command(*words: str) -> None:
         raise AssertionError(f"not one sentence: {said!r}")
 
 
-def _jobs(folder: Path) -> Callable[[random.Random], Any]:
+def _jobs(folder: Path) -> Callable[[Draw], Any]:
     sound = tomllib.loads(_data("jobs", "tiny-gpt.toml"))
     path = folder / "job.toml"
 
-    def one(draw: random.Random) -> None:
+    def one(draw: Draw) -> None:
         bent_file(path, sound, as_toml, draw)
         command("fit", str(path), "--cluster", "a100-8")
 
     return one
 
 
-def _models(folder: Path) -> Callable[[random.Random], Any]:
+def _models(folder: Path) -> Callable[[Draw], Any]:
     names = ("tiny-gpt", "tiny-qwen2.5", "tiny-olmoe", "opt-350m")
     sounds = [json.loads(_data("models", f"{name}.json")) for name in names]
     job = tomllib.loads(_data("jobs", "tiny-gpt.toml"))
+    (folder / "checkpoint").mkdir()
     (folder / "job.toml").write_bytes(as_toml({**job, "model": {"config": "model.json"}}))
 
-    def one(draw: random.Random) -> None:
-        bent_file(folder / "model.json", draw.choice(sounds), as_json, draw)
-        command("fit", str(folder / "job.toml"), "--cluster", "a100-8")
+    def one(draw: Draw) -> None:
+        asked = draw.choice(("job.toml", "checkpoint"))  # of a job, and as a stranger's folder
+        name = "model.json" if asked == "job.toml" else "checkpoint/config.json"
+        bent_file(folder / name, draw.choice(sounds), as_json, draw)
+        command("fit", str(folder / asked), "--cluster", "a100-8")
 
     return one
 
 
-def _clusters(folder: Path) -> Callable[[random.Random], Any]:
+def _clusters(folder: Path) -> Callable[[Draw], Any]:
     sounds = [
         tomllib.loads(_data("clusters", f"{n}.toml")) for n in ("a100-8", "cpu-2", "gh200-32")
     ]
     path = folder / "cluster.toml"
 
-    def one(draw: random.Random) -> None:
+    def one(draw: Draw) -> None:
         bent_file(path, draw.choice(sounds), as_toml, draw)
         command("fit", "tiny-gpt", "--cluster", str(path))
 
     return one
 
 
-def _devices(folder: Path) -> Callable[[random.Random], Any]:
+def _devices(folder: Path) -> Callable[[Draw], Any]:
     every = tomllib.loads(_data("catalogue", "devices.toml"))
     of_node = ("node", "also_called", "devices_per_board")
     sounds = [
@@ -131,14 +133,14 @@ def _devices(folder: Path) -> Callable[[random.Random], Any]:
     device = {"device": str(folder / "device.toml")}
     (folder / "cluster.toml").write_bytes(as_toml({**cluster, **device}))
 
-    def one(draw: random.Random) -> None:
+    def one(draw: Draw) -> None:
         bent_file(folder / "device.toml", draw.choice(sounds), as_toml, draw)
         command("fit", "tiny-gpt", "--cluster", str(folder / "cluster.toml"))
 
     return one
 
 
-def _spaces(folder: Path) -> Callable[[random.Random], Any]:
+def _spaces(folder: Path) -> Callable[[Draw], Any]:
     from tuner.search_spaces.cluster import load_cluster
     from tuner.search_spaces.job import load_job
     from tuner.search_spaces.space import load_space
@@ -148,17 +150,17 @@ def _spaces(folder: Path) -> Callable[[random.Random], Any]:
     job, clusters = load_job("tiny-gpt"), [load_cluster("cpu-2"), load_cluster("a100-8")]
     path = folder / "space.toml"
 
-    def one(draw: random.Random) -> None:
+    def one(draw: Draw) -> None:
         bent_file(path, draw.choice(sounds), as_toml, draw)
         load_space(path).candidates(job, draw.choice(clusters))
 
     return one
 
 
-def _words(folder: Path) -> Callable[[random.Random], Any]:
+def _words(folder: Path) -> Callable[[Draw], Any]:
     from tuner.search_spaces.knobs import KNOBS
 
-    def one(draw: random.Random) -> None:
+    def one(draw: Draw) -> None:
         words = []
         for _ in range(draw.randrange(1, 5)):
             name = draw.choice((*KNOBS, "zzz", "", "clock_MHz"))
@@ -181,7 +183,7 @@ def _run(folder: Path) -> Path:
     return run
 
 
-def _ask_run(run: Path, draw: random.Random) -> None:
+def _ask_run(run: Path, draw: Draw) -> None:
     at = ["--runs-dir", str(run.parent)]
     which = draw.random()
     if which < 0.75:
@@ -212,13 +214,13 @@ def _check_script(script: Path) -> None:
         raise Leak(f"launch.sh holds a value unquoted: {inside}")
 
 
-def _traces(folder: Path) -> Callable[[random.Random], Any]:
+def _traces(folder: Path) -> Callable[[Draw], Any]:
     run = _run(folder)
     trace = run / "trace" / "probes.jsonl"
     lines = trace.read_bytes().splitlines()
     records = [json.loads(line) for line in lines]
 
-    def one(draw: random.Random) -> None:
+    def one(draw: Draw) -> None:
         at = draw.randrange(len(records))
         if draw.random() < 0.25:
             trace.write_bytes(torn(b"\n".join(lines) + b"\n", draw))
@@ -231,25 +233,25 @@ def _traces(folder: Path) -> Callable[[random.Random], Any]:
     return one
 
 
-def _studies(folder: Path) -> Callable[[random.Random], Any]:
+def _studies(folder: Path) -> Callable[[Draw], Any]:
     run = _run(folder)
     sound = tomllib.loads((run / "study.toml").read_text(encoding="utf-8"))
 
-    def one(draw: random.Random) -> None:
+    def one(draw: Draw) -> None:
         bent_file(run / "study.toml", sound, as_toml, draw)
         _ask_run(run, draw)
 
     return one
 
 
-def _powers(folder: Path) -> Callable[[random.Random], Any]:
+def _powers(folder: Path) -> Callable[[Draw], Any]:
     from tuner.workload.records.trace import read_power
 
     path = folder / "p0000.csv.gz"
     rows = ["time_s,power_W,clock_MHz,phase"] + [f"{t / 10:.1f},{200 + t},1410," for t in range(20)]
     sound = ("\n".join([*rows, "0.5,,,forward"]) + "\n").encode()
 
-    def one(draw: random.Random) -> None:
+    def one(draw: Draw) -> None:
         if draw.random() < 0.2:
             path.write_bytes(torn(gzip.compress(sound, mtime=0), draw))
         else:
@@ -259,7 +261,7 @@ def _powers(folder: Path) -> Callable[[random.Random], Any]:
     return one
 
 
-def _tables(folder: Path) -> Callable[[random.Random], Any]:
+def _tables(folder: Path) -> Callable[[Draw], Any]:
     import optuna_dashboard  # noqa: F401 - it imports torch, which no alarm should interrupt
 
     from tests.support.studies import write_table
@@ -269,7 +271,7 @@ def _tables(folder: Path) -> Callable[[random.Random], Any]:
     layout = tomllib.loads((table / "table.toml").read_text())
     rows = (table / "table.csv").read_bytes()
 
-    def one(draw: random.Random) -> None:
+    def one(draw: Draw) -> None:
         (table / "table.csv").write_bytes(rows)
         bent_file(table / "table.toml", layout, as_toml, draw)
         if draw.random() < 0.5:
@@ -293,7 +295,7 @@ def _tables(folder: Path) -> Callable[[random.Random], Any]:
     return one
 
 
-def _deepspeed(folder: Path) -> Callable[[random.Random], Any]:
+def _deepspeed(folder: Path) -> Callable[[Draw], Any]:
     from tuner.search_spaces.cluster import load_cluster
     from tuner.search_spaces.configuration import Configuration
     from tuner.workload import hook
@@ -314,7 +316,7 @@ def _deepspeed(folder: Path) -> Callable[[random.Random], Any]:
     cluster = load_cluster("a100-8")
     wanted = Configuration.of(data_parallel=2, micro_batch=4, zero_stage=1)
 
-    def one(draw: random.Random) -> None:
+    def one(draw: Draw) -> None:
         bent_file(path, sound, as_json, draw)
         script = Script(
             f"{folder}/train.py --deepspeed {path}", steps=10, global_batch=8, cwd=folder
@@ -332,7 +334,7 @@ def _deepspeed(folder: Path) -> Callable[[random.Random], Any]:
     return one
 
 
-def _urls(folder: Path) -> Callable[[random.Random], Any]:
+def _urls(folder: Path) -> Callable[[Draw], Any]:
     from tuner.storage import open_storage
 
     parts = (
@@ -347,7 +349,7 @@ def _urls(folder: Path) -> Callable[[random.Random], Any]:
         "db",
     )
 
-    def one(draw: random.Random) -> None:
+    def one(draw: Draw) -> None:
         url = "".join(draw.choice(parts) for _ in range(draw.randrange(1, 6)))
         if draw.random() < 0.2:
             url += str(draw.choice(("\x00", "\n", "é", "%zz", "[::1", "x" * 300)))
@@ -363,7 +365,7 @@ def _urls(folder: Path) -> Callable[[random.Random], Any]:
 
 KINDS: tuple[Kind, ...] = (
     Kind("jobs", _jobs),
-    Kind("model configs", _models, 0.5),
+    Kind("model configs", _models),
     Kind("clusters", _clusters, 0.5),
     Kind("devices", _devices, 0.5),
     Kind("spaces", _spaces),

@@ -1,80 +1,59 @@
-"""Mutations that make bad input: sound values with parts replaced, and sound bytes torn.
+"""Mutations that make bad input, drawn by hypothesis: bent values (`shapes`) and torn bytes.
 
-`bent` replaces, takes away, adds or scales parts of nested tables by what a number, a name or a
-table should never be; `torn` flips, cuts, doubles and inserts bytes. Both draw from the generator
-that they are given, so that an input is told by its kind, its seed and its number.
+`torn` flips, cuts, doubles and inserts bytes. An input is told by its kind, the seed and the number
+of the first input of its chunk.
 """
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import json
-import math
-import random
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+from hypothesis import strategies as st
+
+from tests.support import shapes
 from tuner.search_spaces.data_files import write_toml
 
-#: What stands where something sensible should.
-NASTY: tuple[Any, ...] = (
-    None, True, False, 0, -1, 1, 2, 3, 7, 2**31, 2**63, 10**30, 10**400, 0.0, -0.0, 0.5, -2.5,
-    1e-300, 1e300, math.nan, math.inf, -math.inf, "", " ", "0", "-1", "auto", "none", "nan", "..",
-    "../../etc/passwd", "/etc/passwd", "/dev/zero/x", "a\nb", "\x00", "\x7f\x1b[31m",
-    "\ud7ff\uffff", "'; touch pwned; '", "$(touch pwned)", "`touch pwned`",
-    "<script>alert(1)</script>", "{rank}", "%s%n", "x" * 5000, "int8", "cuda", "adam",
-    "__import__('os').system('touch pwned')", [], [None], [0], [-1, 1], ["a"], [[1]], [1] * 300,
-    {}, {"": 1}, {"a": {"b": {}}}, [{"a": 1}], {"count": 10**9},
-)  # fmt: skip
+Drawn = TypeVar("Drawn")
 
 
-def nasty(draw: random.Random) -> Any:
-    """One value that hardly fits anywhere."""
-    return copy.deepcopy(draw.choice(NASTY))
+class Draw:
+    """Draws of one input."""
+
+    def __init__(self, data: st.DataObject) -> None:
+        self._data = data
+
+    def of(self, strategy: st.SearchStrategy[Drawn]) -> Drawn:
+        return self._data.draw(strategy)
+
+    def choice(self, values: Sequence[Drawn]) -> Drawn:
+        return values[self.randrange(len(values))]
+
+    def choices(self, values: Sequence[Drawn], k: int) -> list[Drawn]:
+        return [self.choice(values) for _ in range(k)]
+
+    def randrange(self, first: int, beyond: int | None = None) -> int:
+        low, high = (0, first) if beyond is None else (first, beyond)
+        return self.of(st.integers(low, high - 1))
+
+    def random(self) -> float:
+        """Draw a number from 0 to 1."""
+        return self.of(st.integers(0, 999)) / 1000
 
 
-def _places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """Yield the path of every part of nested lists and tables."""
-    yield path
-    if isinstance(value, Mapping):
-        for key in value:
-            yield from _places(value[key], (*path, key))
-    elif isinstance(value, list):
-        for index in range(min(len(value), 4)):
-            yield from _places(value[index], (*path, index))
+def nasty(draw: Draw) -> Any:
+    """Draw a value that hardly fits anywhere."""
+    return draw.of(shapes.VALUES)
 
 
-def bent(value: Any, draw: random.Random) -> Any:
-    """Return a copy with one to three parts replaced, taken away, added or moved."""
-    value = copy.deepcopy(value)
-    for _ in range(draw.choice((1, 1, 1, 2, 3))):
-        places = [path for path in _places(value) if path]
-        if not places:
-            return nasty(draw)
-        path = draw.choice(places)
-        holder = value
-        for step in path[:-1]:
-            holder = holder[step]
-        how = draw.random()
-        if how < 0.12:
-            del holder[path[-1]]
-        elif how < 0.2 and isinstance(holder, dict):
-            holder[draw.choice(("steps", "kind", "zzz", "", "schema"))] = nasty(draw)
-        elif how < 0.3:
-            here = holder[path[-1]]
-            if type(here) in (int, float):
-                with contextlib.suppress(OverflowError):  # an earlier bend made it too large
-                    holder[path[-1]] = here * draw.choice((-1, 0, 1000, 1e-9))
-            else:
-                holder[path[-1]] = [here]
-        else:
-            holder[path[-1]] = nasty(draw)
-    return value
+def bent(value: Any, draw: Draw) -> Any:
+    """Draw a copy with one to three parts replaced, taken away, added or scaled."""
+    return draw.of(shapes.bent(value))
 
 
-def torn(data: bytes, draw: random.Random) -> bytes:
+def torn(data: bytes, draw: Draw) -> bytes:
     """Return the bytes with some flipped, cut, doubled or inserted."""
     data = bytes(data)
     if draw.random() < 0.02:  # deeper than a parser goes, longer than a number may be
@@ -115,7 +94,7 @@ def as_json(value: Any) -> bytes:
         return b"1e999999"
 
 
-def bent_file(path: Path, sound: Any, write: Callable[[Any], bytes], draw: random.Random) -> None:
+def bent_file(path: Path, sound: Any, write: Callable[[Any], bytes], draw: Draw) -> None:
     """Write a sound value as a file, bent or torn.
 
     Args:

@@ -5,24 +5,22 @@ Each is given to the function that reads it, which answers, or refuses it with a
 
 from __future__ import annotations
 
-import contextlib
 import json
-import random
-import socket
+import os
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import yaml
+from hypothesis import strategies as st
 
 from tests.fuzz.kinds import DATA, Kind
-from tests.fuzz.mutate import as_json, as_toml, bent, bent_file, nasty, torn
-from tuner.workload.node.rank_group import RankGroup
-from tuner.workload.node.rank_messages import Event
+from tests.fuzz.mutate import Draw, as_json, as_toml, bent, bent_file, nasty, torn
+from tests.support.agent_lines import act_on, lines
 
-Try = Callable[[random.Random], Any]
+Try = Callable[[Draw], Any]
 RECORDS = [
     json.loads(line) for line in (DATA / "measured/trace/probes.jsonl").read_text().splitlines()[:3]
 ]
@@ -52,7 +50,7 @@ def _knobs(folder: Path) -> Try:
 
     sounds, path = packs(), folder / "k.toml"
 
-    def one(draw: random.Random) -> None:
+    def one(draw: Draw) -> None:
         bent_file(path, draw.choice(sounds), as_toml, draw)
         for start in of_knobs(load_pack(str(path)).knobs):
             if "\n" in str(start):
@@ -67,7 +65,7 @@ def _drivers(folder: Path) -> Try:
 
     sounds, path = data_files("tuner.workload.scripts", "frameworks"), folder / "d.toml"
 
-    def one(draw: random.Random) -> None:
+    def one(draw: Draw) -> None:
         bent_file(path, draw.choice(sounds), as_toml, draw)
         for driver in load_drivers(path):
             for start in starts_of(driver):
@@ -89,7 +87,7 @@ def _knob_words(folder: Path) -> Try:
         *("nan", "1e400", "é", "\n", "\0", "x" * 300, "..", "/etc/passwd", " ", "1," * 60, ""),
     )
 
-    def one(draw: random.Random) -> None:
+    def one(draw: Draw) -> None:
         text = draw.choice(sounds)
         for _ in range(draw.choice((0, 1, 1, 2, 4))):
             at, until = (draw.randrange(len(text) + 1) for _ in "12")
@@ -104,7 +102,7 @@ def _csv(folder: Path) -> Try:
 
     path = folder / "t.csv"
 
-    def one(draw: random.Random) -> None:
+    def one(draw: Draw) -> None:
         path.write_bytes(torn(CSV, draw))
         read_csv(path)
 
@@ -117,7 +115,7 @@ def _pending(folder: Path) -> Try:
     probe = folder / "probes" / "p0000"
     probe.mkdir(parents=True)
 
-    def one(draw: random.Random) -> None:
+    def one(draw: Draw) -> None:
         bent_file(probe / ".joulefront-record.json", RECORDS[0], as_json, draw)
         recover_pending(folder)
 
@@ -130,7 +128,7 @@ def _tails(folder: Path) -> Try:
     sound = b"".join(json.dumps(record).encode() + b"\n" for record in RECORDS)
     path = folder / "probes.jsonl"
 
-    def one(draw: random.Random) -> None:
+    def one(draw: Draw) -> None:
         data = sound[: draw.randrange(len(sound))]
         path.write_bytes(data if draw.random() < 0.5 else torn(data, draw))
         repair_torn_tail(path)
@@ -149,7 +147,7 @@ def _plans(folder: Path) -> Try:
     sound["rows"] = sound["rows"][:4]
     sound["baseline"], sound["probes"] = 0, []
 
-    def one(draw: random.Random) -> None:
+    def one(draw: Draw) -> None:
         bent_file(folder / "plan" / PLAN_FILE, sound, as_json, draw)
         read_plan(folder / "plan")
 
@@ -164,7 +162,7 @@ def _counts(folder: Path) -> Try:
     counts.mkdir()
     facts = {"rank": 0, "world": 2, "pid": 41, "parent": 40, "words": ["train.py", "--lr", "1"]}
 
-    def one(draw: random.Random) -> None:
+    def one(draw: Draw) -> None:
         for rank in range(2):
             figures = [
                 draw.choice((0.0, 1.0, 5.0, 9.0, -1.0, 1e308, float("nan"))) for _ in "12345"
@@ -172,6 +170,9 @@ def _counts(folder: Path) -> Try:
             words = as_json(bent({**facts, "rank": rank}, draw)) if draw.random() < 0.7 else b"{}"
             data = HEAD.pack(*figures) + words
             (counts / str(rank)).write_bytes(data if draw.random() < 0.7 else torn(data, draw))
+        odd = counts / "odd"
+        odd.unlink(missing_ok=True)
+        draw.choice((os.mkfifo, Path.touch, lambda path: path.symlink_to("/dev/zero")))(odd)
         for training in trainings_of(read_counts(counts)):
             _ = training.samples, training.world
 
@@ -192,7 +193,7 @@ def _key_files(folder: Path) -> Try:
         except (ValueError, UnicodeEncodeError, yaml.YAMLError):
             return b"a: &a [*a]\n"
 
-    def one(draw: random.Random) -> None:
+    def one(draw: Draw) -> None:
         ending, write = draw.choice((("json", as_json), ("toml", as_toml), ("yaml", as_yaml)))
         path = folder / f"conf.{ending}"
         bent_file(path, sound, write, draw)
@@ -214,7 +215,7 @@ def _tuned(folder: Path) -> Try:
         for clock in (900, 1200, 900)
     ]
 
-    def one(draw: random.Random) -> None:
+    def one(draw: Draw) -> None:
         lines = [as_json(line) for line in bent([head, *windows], draw)]
         data = b"\n".join(lines) + b"\n"
         (folder / FILE).write_bytes(data if draw.random() < 0.7 else torn(data, draw))
@@ -233,75 +234,22 @@ def _recordings(folder: Path) -> Try:
     }  # fmt: skip
     path = folder / "nvml.json"
 
-    def one(draw: random.Random) -> None:
+    def one(draw: Draw) -> None:
         bent_file(path, sound, as_json, draw)
         NvmlRecording.read(path).lines(path)
 
     return one
 
 
-class _Server:
-    """Server of two ranks that end when they are killed, and not before."""
+def _agent_lines(whole: bool) -> Callable[[Path], Try]:
+    def prepare(folder: Path) -> Try:
+        def one(draw: Draw) -> None:
+            sent = draw.of(st.lists(lines(), max_size=6))
+            act_on(whole, [b"hello 0 41 2", *sent] if draw.random() < 0.7 else sent)
 
-    def __init__(self) -> None:
-        self._killed = False
-        self._ours, self._theirs = socket.socketpair()
+        return one
 
-    def fileno(self) -> int:
-        return self._ours.fileno()
-
-    def exits(self, timeout_s: float) -> list[tuple[int, int]]:
-        return [(41, -9), (42, -9)] if self._killed else []
-
-    def kill(self) -> None:
-        self._killed = True
-
-    def close(self) -> None:
-        self._ours.close()
-        self._theirs.close()
-
-
-#: Lines of a rank to its agent (`workload.hook.link`), which its program can write, too.
-LINES = (
-    *(b"hello 0 41 2", b"step 3 12.5", b"step 4 12.7 2", b"at 5 13.0", b"ready 6 13.5", b"end"),
-    *(b'set {"clock_MHz": 900}', b'facts {"parameters": 5}', b'peak {"bytes": [1, 2]}'),
-    *(b'fail {"type": "KeyError", "evidence": ["x"], "message": "m"}', b"phase forward 12.5"),
-)
-
-
-def events_of(lines: Sequence[bytes]) -> list[Event]:
-    """Return the events that the agent makes of the lines of one rank."""
-    events = []
-    listener, server = socket.socket(socket.AF_UNIX), _Server()
-    with contextlib.closing(listener), contextlib.closing(server):
-        listener.bind("")  # an abstract name of the kernel's choice
-        listener.listen()
-        group = RankGroup(server, [41, 42], listener)
-        with contextlib.closing(socket.socket(socket.AF_UNIX)) as rank:
-            rank.connect(listener.getsockname())
-            rank.setblocking(False)
-            with contextlib.suppress(BlockingIOError):
-                rank.sendall(b"\n".join(lines) + b"\n")
-        while (event := group.next_event(0.01)) is not None:
-            events.append(event)
-        group.kill()
-    return events
-
-
-def _rank_lines(folder: Path) -> Try:
-    def one(draw: random.Random) -> None:
-        lines = [draw.choice(LINES) for _ in range(draw.randrange(1, 7))]
-        at = draw.randrange(len(lines))
-        if draw.random() < 0.5:
-            lines[at] = torn(lines[at], draw)
-        else:
-            kind = lines[at].split()[0]
-            word = str(draw.choice((1, 2.5, "x", -1))).encode()
-            data = as_json(nasty(draw))
-            lines[at] = draw.choice((kind, kind + b" " + word, kind + b" " + data))
-        events_of(lines)
-
-    return one
+    return prepare
 
 
 LAUNCHES = (
@@ -325,7 +273,7 @@ _WORDS = (
 )
 
 
-def bent_launch(draw: random.Random, launches: tuple[str, ...] = LAUNCHES) -> list[str]:
+def bent_launch(draw: Draw, launches: tuple[str, ...] = LAUNCHES) -> list[str]:
     """Return the words of a launch line, with some replaced, taken away, added or cut."""
     words = draw.choice(launches).split()
     for _ in range(draw.choice((1, 1, 2, 3))):
@@ -364,7 +312,7 @@ def _launches(folder: Path) -> Try:
     make_program(folder)
     cluster = load_cluster("cpu-2")
 
-    def one(draw: random.Random) -> None:
+    def one(draw: Draw) -> None:
         words = bent_launch(draw)
         # The vendors' parsers take seconds, and have a kind of their own.
         if {Path(word).name for word in words} & {"torchrun", "accelerate", "deepspeed"}:
@@ -383,7 +331,7 @@ def _vendors(folder: Path) -> Try:
 
     make_program(folder)
 
-    def one(draw: random.Random) -> None:
+    def one(draw: Draw) -> None:
         for name in ("acc.yaml", "ds.json"):
             if draw.random() < 0.3:
                 (folder / name).write_bytes(torn((folder / name).read_bytes()[:2000], draw))
@@ -392,6 +340,12 @@ def _vendors(folder: Path) -> Try:
         shlex.join(words)
 
     return one
+
+
+#: Ten levels of ten aliases, and a key for the last of them.
+_EXPANDING = "a0: &a0 [x, x]\n" + "".join(
+    f"a{level}: &a{level} [{', '.join([f'*a{level - 1}'] * 10)}]\n" for level in range(1, 10)
+)
 
 
 def _stated(folder: Path) -> Try:
@@ -410,7 +364,7 @@ def _stated(folder: Path) -> Try:
     )  # fmt: skip
     make_program(folder)
 
-    def one(draw: random.Random) -> None:
+    def one(draw: Draw) -> None:
         sound = draw.choice(sounds)
         if draw.random() < 0.5:
             path = folder / "r.toml"
@@ -418,6 +372,8 @@ def _stated(folder: Path) -> Try:
         else:
             path = folder / "r.yaml"
             bent_file(path, sound, as_json, draw)  # JSON is YAML
+            if draw.random() < 0.1:
+                path.write_text(_EXPANDING + f"base_model: *a{draw.randrange(10)}\n")
         training_of_file(str(path), draw.choice((1, 8)))
 
     return one
@@ -435,7 +391,8 @@ KINDS: tuple[Kind, ...] = (
     Kind("key files", _key_files, 4.0),
     Kind("tuned trainings", _tuned, 4.0),
     Kind("NVML recordings", _recordings, 2.0),
-    Kind("lines of ranks", _rank_lines, 4.0),
+    Kind("lines of ranks", _agent_lines(whole=False), 4.0),
+    Kind("lines of a command", _agent_lines(whole=True), 4.0),
     Kind("launch lines", _launches, 4.0),
     Kind("vendors' launch lines", _vendors, 0.1),
     Kind("frameworks' files", _stated, 2.0),
