@@ -548,8 +548,28 @@ def _encoder(held: _Model, projection: Any) -> dict[str, int]:
     }
 
 
+def count_of_diffusers(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parameters of a model of diffusers, which its configuration names."""
+    import torch
+
+    try:
+        import diffusers
+
+        built = getattr(diffusers, str(config["_class_name"]))
+        if not issubclass(built, diffusers.ModelMixin):
+            return {"failure": FAILED, "why": f"{config['_class_name']} is no model"}
+        with torch.device("meta"):
+            model = built.from_config(dict(config))
+    except Exception as error:  # it is not installed, lacks the class or refuses the sizes
+        text = " ".join(f"{type(error).__name__}: {error}".split())
+        return {"failure": FAILED, "why": text[:300]}
+    return {"kinds": [], "parameters": _numel(model.parameters())}
+
+
 def answer(asked: Mapping[str, Any]) -> dict[str, Any]:
     """Return the counts of a configuration, or of the adapters that are asked for beside it."""
+    if "_class_name" in asked:
+        return count_of_diffusers(asked)
     return adapters(asked["config"], asked["adapters"]) if "adapters" in asked else count(asked)
 
 

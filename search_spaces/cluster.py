@@ -303,12 +303,16 @@ def _assumed(
     if devices != node.devices_per_node:
         each = devices // node.devices_per_node
         parts.append(f"each board is {each} devices to PyTorch, so a node has {devices}")
-    if left := [f"{n}={figures[n]:.3g}".replace("e+", "e") for n in _USUAL if n not in stated]:
+    if left := [f"{n}={_short(figures[n])}" for n in _USUAL if n not in stated]:
         parts.append(
             f"{', '.join(left)} as usual there ({what}); yours go after the name: --cluster "
             f"{node.devices_per_node}x{node.device},{left[-1]}"
         )
     return "; ".join(parts)
+
+
+def _short(figure: float) -> str:
+    return f"{figure:.3g}".replace("e+0", "e").replace("e+", "e")
 
 
 def enlarged(cluster: Cluster, gpus: int) -> Cluster:

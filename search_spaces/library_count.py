@@ -102,7 +102,7 @@ def adapters_in_library(config: Mapping[str, Any], lora: LoRA) -> Mapping[str, A
             "transformers"
         )
     asked = {**asdict(lora), "names": lora.names}
-    key = hashlib.sha256(json.dumps([of_config, asked, _peft()]).encode()).hexdigest()
+    key = hashlib.sha256(json.dumps([of_config, asked, _release("peft")]).encode()).hexdigest()
     report = _counted(key, json.dumps({"config": config, "adapters": asked}))
     if "failure" in report:
         raise InputError(
@@ -119,10 +119,20 @@ def adapters_in_library(config: Mapping[str, Any], lora: LoRA) -> Mapping[str, A
     return report
 
 
-def _peft() -> str:
-    """Return the release of peft, or "" without it."""
-    installed = importlib.util.find_spec("peft") is not None
-    return importlib.metadata.version("peft") if installed else ""
+def _release(package: str) -> str:
+    """Return the release of a package, or "" without it."""
+    installed = importlib.util.find_spec(package) is not None
+    return importlib.metadata.version(package) if installed else ""
+
+
+def parameters_in_diffusers(config: Mapping[str, Any]) -> tuple[int | None, str]:
+    """Return the parameters of a model of diffusers, or None and why it was not counted."""
+    release = _release("diffusers")
+    if not (release and is_installed()):
+        return None, "pip install torch diffusers counts its parameters"
+    key = hashlib.sha256(f"{key_of(config)} {release}".encode()).hexdigest()
+    report = _counted(key, json.dumps(config))
+    return report.get("parameters"), str(report.get("why", ""))
 
 
 def count_to_keep(config: Mapping[str, Any]) -> Mapping[str, str]:

@@ -15,8 +15,10 @@ from typing import Any
 from tuner.search_spaces.data_files import read_json_object
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
+from tuner.search_spaces.library_count import parameters_in_diffusers
 from tuner.search_spaces.model_facts import ModelFacts
 from tuner.search_spaces.model_hub import fetched_config
+from tuner.search_spaces.typed_json import shortened
 
 #: Sequences of an optimizer step, and the longest sequence in tokens, where nothing says them.
 BATCH, TOKENS = 256, 4096
@@ -110,8 +112,26 @@ def _cached(name: str) -> Path | None:
 
 def _read(file: Path) -> Mapping[str, Any]:
     data = read_json_object(file, f"model config {file}")
+    if "model_type" not in data and isinstance(data.get("_class_name"), str):
+        raise InputError(_of_diffusers(file, data))
     if "model_type" not in data:
         raise InputError(
             f"{file} names no model_type, so it is not the config.json of a Hugging Face model"
         )
     return data
+
+
+def _of_diffusers(file: Path, config: Mapping[str, Any]) -> str:
+    """Return the sentence on a model of diffusers: its size, and what can be done."""
+    parameters, why = parameters_in_diffusers(config)
+    size = f"it was not counted: {why}"
+    if parameters is not None:
+        states = 16 * parameters / 1e9
+        size = (
+            f"it has {parameters / 1e9:.3g} billion parameters, {2 * parameters / 1e9:.3g} GB in "
+            f"16 bits and {states:.3g} GB with all states of AdamW in mixed precision"
+        )
+    return (
+        f"{file} is of {shortened(config['_class_name'])}, a model of diffusers; {size}; what its "
+        "layers keep is known only from a start, so measure its command: tuner optimize -- COMMAND"
+    )

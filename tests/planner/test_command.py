@@ -200,7 +200,16 @@ def test_a_model_of_the_cache_is_found_by_its_name(capsys, tmp_path, monkeypatch
 
 @pytest.mark.parametrize(
     ("text", "words"),
-    [("[1]", "a JSON object"), ("{}", "names no model_type"), ("{", "cannot read")],
+    [
+        ("[1]", "a JSON object"),
+        ("{}", "names no model_type"),
+        ("{", "cannot read"),
+        ('{"_class_name": "FluxTransformer2DModel"}', "a model of diffusers; it"),
+        ('{"_class_name": "FluxTransformer2DModel"}', "tuner optimize -- COMMAND"),
+        ('{"_class_name": "os.system"}', "it was not counted"),
+        ('{"_class_name": "' + "x" * 9999 + '"}', "a model of diffusers; it was not counted"),
+        ('{"_class_name": 5}', "names no model_type"),
+    ],
 )
 def test_a_json_file_that_is_no_model_is_one_sentence(capsys, tmp_path, text, words) -> None:
     (tmp_path / "config.json").write_text(text)
