@@ -31,7 +31,7 @@ from benchmarks.figures import ROOT, Figure, arguments, publish
 from benchmarks.language import matches
 from benchmarks.ledger import Ledger
 from benchmarks.source import Module, production
-from benchmarks.walk import Walk, figures_of_walk, walk_of_a_request
+from benchmarks.walk import PROBE, Walk, figures_of_walk, walk_of_a_request
 
 #: The import package's parts from the ground up: each may import those before it.
 LAYERS = (
@@ -311,6 +311,11 @@ def main() -> None:
         measured |= figures_of_walk(walk)
         walked = extras_walked(walk, ledger)
         measured["extra_files_of_a_request"] = len(walked)
+        first = len(walk.before(*PROBE).files)
+        details += [
+            f"file {place} {'before' if place <= first else 'after'} the first probe: {file}"
+            for place, file in enumerate(walk.files, 1)
+        ]
         details += [f"file of an extra on the way: {each}" for each in walked]
         forwarding = [f"{each.file}:{each.line} {each.name}" for each in walk.forwarding()]
         details += [f"only forwards: {each}" for each in forwarding]

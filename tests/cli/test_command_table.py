@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -192,6 +193,28 @@ def test_a_core_module_that_is_missing_is_not_hidden(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "tuner.cli.optimize", None)
     with pytest.raises(ModuleNotFoundError):
         command_parser()
+
+
+def test_a_command_imports_its_own_module_alone(tmp_path: Path) -> None:
+    code = (
+        "import sys; from tuner.cli.main import main; from tuner.cli.command_table import SHIPPED; "
+        "main(['runs', '--runs-dir', sys.argv[1]]); "
+        "print([each.module for each in SHIPPED if each.module in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "['tuner.cli.runs']"
+
+
+def test_a_word_that_is_no_command_is_compared_with_every_command(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for word, meant in (("exprot", "export"), ("optimise", "optimize")):
+        with pytest.raises(SystemExit) as ended:
+            main([word])
+        assert ended.value.code == 2
+        assert f"did you mean {meant}" in capsys.readouterr().err.replace("'", "")
 
 
 def test_a_command_of_another_distribution_is_added(installed, capsys) -> None:

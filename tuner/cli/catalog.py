@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import copy
 import json
 from collections.abc import Sequence
 from typing import Any
@@ -164,9 +163,9 @@ def _completion(args: argparse.Namespace) -> int:
         raise InputError(
             f"shtab is not installed; install it with {install_command('terminal')}"
         ) from error
+    from tuner.cli.main import command_parser
 
-    parser = copy.copy(args.parser)
-    parser.prog = "tuner"
+    parser = command_parser()
     _complete_runs(parser)
     script = shtab.complete(parser, args.shell, preamble=_RUN_NAMES[args.shell])
     answer(args, {"shell": args.shell, "script": script}, [script], fit=False)
@@ -202,5 +201,4 @@ def add(commands: Commands) -> None:
     listed.add_argument("name", nargs="?", metavar="NAME", help="show this one")
     text = 'print a completion script for your shell: eval "$(tuner completion bash)"'
     completion = commands.command("completion", _completion, text)
-    completion.set_defaults(parser=commands.parser)
     completion.add_argument("shell", choices=SHELLS, metavar="SHELL", help="bash or zsh")

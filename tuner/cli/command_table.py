@@ -49,9 +49,17 @@ SHIPPED = (
 )
 
 
-def add_commands(commands: Commands, shipped: Sequence[Provider] = SHIPPED) -> Plugins:
-    """Add the commands of this package and of plug-ins; return the plug-ins."""
-    for provider in shipped:
+def add_commands(
+    commands: Commands, shipped: Sequence[Provider] = SHIPPED, *, word: str = ""
+) -> Plugins:
+    """Add the commands of this package and of plug-ins; return the plug-ins.
+
+    If `word` is a command of this package, its provider alone is imported, and the names of the
+    others' commands stay theirs.
+    """
+    asked = [each for each in shipped if word in each.commands] or shipped
+    commands.reserve(name for each in shipped if each not in asked for name in each.commands)
+    for provider in asked:
         module: Any = (
             shipped_module(provider.module)
             if provider.extra

@@ -40,8 +40,8 @@ Answers go to standard output (with --json as JSON), progress to standard error.
 _WITH_PROGRAM = (["run"], ["optimize"], ["fit"], ["plan"], ["dev", "probe"])
 
 
-def command_parser() -> Parser:
-    """Return the parser of `tuner` with every command."""
+def command_parser(word: str = "") -> Parser:
+    """Return the parser of `tuner` with every command, or with those beside the command `word`."""
     parser = Parser(
         prog="tuner",
         description="Tunes the configuration of a training job for energy and time together.",
@@ -51,7 +51,7 @@ def command_parser() -> Parser:
     )
     parser.add_argument("--version", action=Version, help="print the version and exit")
     commands = Commands(parser)
-    plugins = add_commands(commands)
+    plugins = add_commands(commands, word=word)
     parser.notices = plugins.left_out
     commands.describe({**GROUPS, "plug-ins": [*plugins.found]})
     return parser
@@ -95,8 +95,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _main(argv: Sequence[str] | None) -> int:
-    parser = command_parser()
     words = list(sys.argv[1:] if argv is None else argv)
+    parser = command_parser(*words[:1])
     program: list[str] = []
     if "--" in words and any(words[: len(c)] == c for c in _WITH_PROGRAM):
         cut = words.index("--")  # the user's program follows
