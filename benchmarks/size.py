@@ -138,12 +138,22 @@ def imported_modules(module: Module, names: set[str]) -> set[str]:
     for node in ast.walk(module.tree):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            below = {f"{node.module}.{alias.name}" for alias in node.names} & names
+        elif isinstance(node, ast.ImportFrom):
+            origin = _origin(node, module)
+            below = {f"{origin}.{alias.name}" for alias in node.names} & names
             found |= below
             if len(below) < len(node.names):
-                found.add(node.module)
+                found.add(origin)
     return found & names - {module.name}
+
+
+def _origin(node: ast.ImportFrom, module: Module) -> str:
+    # "from ..b import c" in the module tuner.a.d is of tuner.b; in the package tuner.a of b.
+    if not node.level:
+        return node.module or ""
+    parts = module.name.split(".")
+    up = node.level - (module.path.name == "__init__.py")
+    return ".".join(filter(None, [*parts[: len(parts) - up], node.module or ""]))
 
 
 def core_imports_extras(modules: list[Module], ledger: Ledger) -> list[str]:

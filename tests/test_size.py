@@ -9,6 +9,7 @@ from benchmarks.size import (
     MOST_LINES,
     Module,
     import_cycles,
+    imported_modules,
     largest_pieces,
     too_long,
 )
@@ -59,4 +60,25 @@ def test_a_file_or_function_is_named_from_one_line_above_its_limit(
     assert found == {
         "file": ["tuner.a"] * more,
         "function": ["tuner.d.D.d", "tuner.c.c"] * more,
+    }
+
+
+def test_an_import_relative_to_its_package_is_an_import(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    sources = {
+        "tuner.b": ("b/__init__.py", "from . import c\nfrom .c import f"),
+        "tuner.b.c": ("b/c.py", "def g():\n    from .d import h\n    from .. import a"),
+        "tuner.b.d": ("b/d.py", "from ..a import x"),
+        "tuner.a": ("a.py", ""),
+    }
+    modules = []
+    for name, (file, text) in sources.items():
+        (tmp_path / file).write_text(text)
+        modules.append(Module(name, tmp_path / file))
+    found = {each.name: imported_modules(each, {*sources}) for each in modules}
+    assert found == {
+        "tuner.b": {"tuner.b.c"},
+        "tuner.b.c": {"tuner.b.d", "tuner.a"},
+        "tuner.b.d": {"tuner.a"},
+        "tuner.a": set(),
     }

@@ -21,7 +21,7 @@ from .link import Link
 from .loopback import LAUNCHER, keep_agents_store
 from .program import prepare, prepare_torch
 from .source import PROGRAM
-from .tally import place
+from .steps import place
 from .torch_settings import is_installed
 
 #: Environment variable with the path of the file that says what to do, or of the folder in which a

@@ -6,6 +6,7 @@ hook imports neither torch nor DeepSpeed before this module.
 """
 
 import contextlib
+import importlib
 import json
 import os
 import sys
@@ -16,7 +17,6 @@ from typing import Any, NoReturn
 from . import counting, engine, frames, live_knobs, source, state, steps, torch_settings, watching
 from .link import Link, end_process
 from .loopback import MEETING, RANKS, listen_on_loopback, meet_in_files, run_program
-from .watch import watch_program
 
 #: Variables by which a program recognises that a launcher has started it.
 _OF_RANKS = (
@@ -152,7 +152,8 @@ def main(arguments: list[str]) -> None:
         at = arguments.index("watch")
         ranks, program = arguments[:at], arguments[at + 1 :]
         named = 2 if program[0] == "-m" else 1
-        watch_program()
+        # A part of the extra that starts the program so.
+        importlib.import_module(f"{__package__}.watch").watch_program()
         run_program([*program[:named], *ranks, *program[named:]])
     else:
         print("joulefront_hook rank SPEC | run SCRIPT ... | watch SCRIPT ...", file=sys.stderr)

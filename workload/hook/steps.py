@@ -17,6 +17,17 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 
+def place() -> tuple[int, int]:
+    """Return rank and world of this process: torch.distributed's, Horovod's, or one alone."""
+    distributed = getattr(sys.modules.get("torch"), "distributed", None)
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    horovod = sys.modules.get("horovod.torch")
+    if horovod is not None and horovod.is_initialized():
+        return horovod.rank(), horovod.size()
+    return 0, 1
+
+
 class ImportHook:
     """Import hook that calls `then(name, module)` for each module, now or once it is executed.
 

@@ -16,7 +16,7 @@ import sys
 import time
 from typing import Any
 
-from .steps import ImportHook, LoaderWatch, StepCounter, around, count_engine
+from .steps import ImportHook, LoaderWatch, StepCounter, around, count_engine, place
 
 #: Beginning of a file: steps, times of the end of the first and of the last one (CLOCK_MONOTONIC),
 #: and samples drawn at the latest and at the first step, NaN if unknown. A line of JSON follows.
@@ -110,17 +110,6 @@ class Tally:
         file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         os.write(file, text + b"\n")
         self._file, self._inode = file, os.fstat(file).st_ino
-
-
-def place() -> tuple[int, int]:
-    """Return rank and world of this process: torch.distributed's, Horovod's, or one alone."""
-    distributed = getattr(sys.modules.get("torch"), "distributed", None)
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        return distributed.get_rank(), distributed.get_world_size()
-    horovod = sys.modules.get("horovod.torch")
-    if horovod is not None and horovod.is_initialized():
-        return horovod.rank(), horovod.size()
-    return 0, 1
 
 
 def _count_samples(tally: Tally, module: Any) -> None:
