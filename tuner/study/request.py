@@ -221,9 +221,10 @@ class StudyRequest(JobRequest):
         if inspected is not None and before is None and not _splits(problem, inspected):
             if (threaded := with_threads(inspected, cluster)) is not None:
                 why = inspected.offers["micro_batch"].why
+                able = "its batch" if inspected.knobs else "the script itself"
                 announce(
-                    "nothing of the script itself can be set, so the threads of a rank are "
-                    f"searched; its micro-batch: {why}"
+                    f"nothing of {able} can be set, so the threads of a rank are searched; its "
+                    f"micro-batch: {why}"
                 )
                 request = replace(request, job=threaded)
                 problem = problem_of_job(request, plan=self.simulated)
