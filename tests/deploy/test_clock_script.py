@@ -119,6 +119,22 @@ def test_the_command_runs_under_the_settings_and_they_go_back(machine: Machine) 
     assert machine.gpu(0) == machine.gpu(1) == EARLIER
 
 
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_limit_that_another_sets_meanwhile_stays(machine: Machine, killed: bool) -> None:
+    """A site caps its GPUs in an emergency: the end of a training does not lift the cap."""
+    mark = machine.state / "mark"
+    smi = machine.script.parent / "nvidia-smi"
+    process = machine.start("bash", "-c", f"{smi} -i 1 -pl 200; touch {mark}; sleep {20 * killed}")
+    wait_until(mark.exists)
+    if killed:
+        os.killpg(process.pid, signal.SIGKILL)
+    _, error = process.communicate(timeout=60)
+    wait_until(lambda: machine.gpu(0) == EARLIER)
+    wait_until(lambda: machine.gpu(1) == EARLIER | {"pl": "200"})
+    said = "clocks.sh: GPU 1 keeps a power limit of 200 W, which another has set"
+    assert killed or said in error
+
+
 def test_the_commands_exit_code_is_its_own(machine: Machine) -> None:
     assert machine.run("bash", "-c", "exit 7").returncode == 7
     assert machine.gpu(0) == EARLIER

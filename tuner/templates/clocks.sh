@@ -19,7 +19,7 @@ restore() {  # each argument is one call: words for $setter
     local failed=0 words
     for words in "$@"; do
         # shellcheck disable=SC2086  # word splitting is intended
-        if ! put $words >/dev/null && [[ $words != *" -pm 0" ]]; then
+        if ! put_back $words >/dev/null && [[ $words != *" -pm 0" ]]; then
             echo "clocks.sh: not restored: $setter $words" >&2
             failed=1
         fi

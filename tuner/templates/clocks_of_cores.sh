@@ -1,5 +1,6 @@
 setter=write
 put() { printf '%s\n' "$2" | ${SUDO:-} tee "$1"; }
+put_back() { put "$@"; }
 
 @COLLECT@
 read_back() { :; }  # the kernel forgets nothing

@@ -1,6 +1,21 @@
 setter=nvidia-smi
 put() { ${SUDO:-} "${NVIDIA_SMI:-nvidia-smi}" "$@"; }
 
+ask() {  # ask GPU FIELD
+    "${NVIDIA_SMI:-nvidia-smi}" -i "$1" --query-gpu="$2" --format=csv,noheader,nounits
+}
+
+put_back() {  # put_back WORDS; a limit is followed by the one set here, and what others set stays
+    local limit
+    if [[ $3 == -pl ]] && limit=$(ask "$2" power.limit) && [[ $limit =~ ^[0-9.]+$ ]] &&
+        (( ${limit%.*} != ${5%.*} )); then
+        (( ${limit%.*} == ${4%.*} )) ||
+            echo "clocks.sh: GPU $2 keeps a power limit of $limit W, which another has set" >&2
+        return 0
+    fi
+    put "${@:1:4}"
+}
+
 @COLLECT@
 if [[ -n ${CUDA_VISIBLE_DEVICES:-} ]]; then
     IFS=, read -r -a gpus <<< "$CUDA_VISIBLE_DEVICES"
@@ -19,10 +34,6 @@ of_gpu() {  # value of one GPU: of_gpu NUMBER VALUES...
     local rank=$(( node * ranks_per_node + $1 ))
     shift
     echo "${@:$(( rank / (ranks / $#) + 1 )):1}"
-}
-
-ask() {  # ask GPU FIELD
-    "${NVIDIA_SMI:-nvidia-smi}" -i "$1" --query-gpu="$2" --format=csv,noheader,nounits
 }
 
 read_back() {  # once the command trains: a GPU may have lost its settings
@@ -68,8 +79,9 @@ for number in "${!gpus[@]}"; do
             echo "clocks.sh: GPU $gpu reports no power limit, so it could not be restored" >&2
             exit 3
         fi
-        set_to+=("-i $gpu -pl $(of_gpu "$number" "${power_limits_W[@]}")")
-        back+=("-i $gpu -pl $limit")
+        wanted=$(of_gpu "$number" "${power_limits_W[@]}")
+        set_to+=("-i $gpu -pl $wanted")
+        back+=("-i $gpu -pl $limit $wanted")
     fi
 done
 back+=("${persisted[@]}")  # last: without it the rest may be forgotten
