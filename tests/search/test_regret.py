@@ -9,9 +9,13 @@ import numpy as np
 import pytest
 
 from tests.search.test_score import CONFIGURATIONS, MEASURED, truth, view_of
+from tuner.models.surrogate.features import FeatureMap
+from tuner.models.surrogate.surrogates import Surrogates
 from tuner.pareto import front_regret, nondominated
-from tuner.search.joint_draws import KNEE, JointDraws, knee_sd
+from tuner.search.joint_draws import KNEE, CandidateView, JointDraws, knee_sd
 from tuner.search.regret import ENOUGH, RegretEstimate, swept
+from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.space import Candidates
 
 
 def drawn_after(measured: list[int], *, fits: float = 1.0) -> JointDraws:
@@ -126,3 +130,23 @@ def test_an_open_setting_next_to_the_front_may_lie_off_the_curve() -> None:
             apart = abs(clock - own[0].get("clock_MHz")) / 800  # type: ignore[operator]
             assert each == pytest.approx(KNEE * apart)
     assert (sd > 0).any()
+
+
+def test_a_curve_of_plans_for_each_stage_is_no_rougher_than_one_of_a_clock() -> None:
+    def sd_beside(*clocks: tuple[int, ...] | int) -> float:
+        every = Candidates.from_configurations(
+            Configuration.of(pipeline_parallel=4, clock_MHz=each) for each in clocks
+        )
+        surrogates = Surrogates(FeatureMap(every))
+
+        def view(member: int) -> CandidateView:
+            one = np.array([member])
+            figures = surrogates.predict(one)
+            return CandidateView(one, np.zeros(1), figures, np.ones(1), np.ones(1), np.zeros(1))
+
+        return float(knee_sd(surrogates.features, view(0), view(1))[0])
+
+    plans = [4 * (clock,) for clock in (600, 700, 1400)]
+    alone = sd_beside(600, 700, 1400)
+    assert sd_beside(*plans) == pytest.approx(alone)
+    assert alone > 0

@@ -115,7 +115,8 @@ def knee_sd(features: FeatureMap, known: CandidateView, tried: CandidateView) ->
 
     A smooth surrogate draws a knee too high between two windows, and noise can hide a whole curve:
     the front is then believed to end where it does not. So where the nearest measured setting of a
-    launch is on the front, an open one may lie off the curve, the farther the more (`KNEE`).
+    launch is on the front, an open one may lie off the curve, the farther the more (`KNEE`). Of
+    several live columns, as of a clock for each stage, it is their root mean square that counts.
     """
     live = features.kinds == LIVE
     on_front = nondominated(*known.points.T)
@@ -125,7 +126,7 @@ def knee_sd(features: FeatureMap, known: CandidateView, tried: CandidateView) ->
         open_, measured = (
             features.matrix[each][:, live] for each in (tried.members[rows], known.members[own])
         )
-        apart = cdist(open_, measured)
+        apart = cdist(open_, measured) / np.sqrt(live.sum())
         nearest = apart.argmin(axis=1)
         sd[rows] = KNEE * apart.min(axis=1) * on_front[own][nearest]
     return sd
