@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 from tuner.executors.local import LocalNode, SimulatedExecutor
 from tuner.problem.constraints import Constraints, LimitOptions
+from tuner.problem.job_request import JobRequest
 from tuner.problem.run_folder import RunFolder, find_run, new_name
 from tuner.problem.settings import SearchSettings
-from tuner.problem.study_spec import JobRequest
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob

@@ -19,7 +19,7 @@ from tuner.models.prior import (
     prior_of,
 )
 from tuner.problem.from_job import problem_of_job
-from tuner.problem.study_spec import JobRequest
+from tuner.problem.job_request import JobRequest
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.job import load_job
 

@@ -9,7 +9,7 @@ import pytest
 import tuner
 from tests.support.studies import problem_of_job
 from tuner.problem.from_job import question_of
-from tuner.problem.study_spec import JobRequest
+from tuner.problem.job_request import JobRequest
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import load_job

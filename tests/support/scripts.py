@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
-from tuner.problem.study_spec import with_knobs
+from tuner.problem.job_request import with_knobs
 from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.knob_declarations import Knob
 from tuner.workload.node.runner import LocalRunner

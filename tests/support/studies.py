@@ -13,9 +13,9 @@ from tuner.executors.local import SimulatedExecutor
 from tuner.models.analytic.model import AnalyticModel
 from tuner.problem import from_job
 from tuner.problem.constraints import Constraints
+from tuner.problem.job_request import JobRequest
 from tuner.problem.problem import Problem
 from tuner.problem.settings import SearchSettings
-from tuner.problem.study_spec import JobRequest
 from tuner.result import Result
 from tuner.search_spaces.cluster import Cluster, load_cluster
 from tuner.search_spaces.configuration import Configuration, Settings

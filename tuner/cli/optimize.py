@@ -22,8 +22,8 @@ from tuner.cli.options import (
 )
 from tuner.cli.parser import Commands
 from tuner.problem.constraints import Constraints
+from tuner.problem.job_request import JobRequest
 from tuner.problem.settings import SearchSettings
-from tuner.problem.study_spec import JobRequest
 from tuner.search_spaces.errors import InputError
 from tuner.study.request import StudyRequest
 

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from tuner.answer.answer import Answer
-from tuner.answer.judge import differences_by_intervals
-from tuner.answer.significance import Comparison
 from tuner.cli.arguments import POINT
 from tuner.cli.options import OK, answer
 from tuner.cli.parser import Commands, take_latest
-from tuner.problem.problem import Recording
 from tuner.search_spaces.errors import InputError, UnknownName
+
+if TYPE_CHECKING:
+    from tuner.answer.answer import Answer
+    from tuner.answer.significance import Comparison
 
 
 def _run_named(word: str, runs_dir: str) -> Path | None:
@@ -79,6 +80,9 @@ def compare_runs(first: Answer, second: Answer) -> Comparison:
     Raises:
         InputError: one of them measured nothing, or their figures cannot be compared.
     """
+    from tuner.answer.judge import differences_by_intervals
+    from tuner.answer.significance import Comparison
+
     if obstacles := _obstacles(first, second):
         raise InputError(
             f"the figures of {first.name} and {second.name} cannot be compared: "
@@ -93,6 +97,8 @@ def compare_runs(first: Answer, second: Answer) -> Comparison:
 
 
 def _job(result: Answer) -> str:
+    from tuner.problem.problem import Recording
+
     recording = Recording.of(result.about)
     name = result.job.name if result.job else recording.table if recording else ""
     length = f"{result.length:,} steps" if result.length else "of unknown length"

@@ -20,7 +20,7 @@ from tuner.cli.options import (
 from tuner.cli.parser import Commands
 from tuner.planner.request import PlanRequest
 from tuner.problem.constraints import Constraints
-from tuner.problem.study_spec import JobRequest
+from tuner.problem.job_request import JobRequest
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.typed_json import whole_number
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tuner.problem.study_spec import JobRequest
+from tuner.problem.job_request import JobRequest
 
 
 @dataclass(frozen=True)

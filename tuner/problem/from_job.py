@@ -23,8 +23,8 @@ import numpy as np
 from tuner.models.memory_margin import CANDIDATE_FACTOR
 from tuner.models.prior import SOCKET as PRIORS
 from tuner.models.prior import peak_memory_bytes, prior_of, unpredicted_knobs
+from tuner.problem.job_request import Given, JobRequest
 from tuner.problem.problem import REAL_COST, Problem, baseline_section, space_section
-from tuner.problem.study_spec import Given, JobRequest
 from tuner.search_spaces.cluster import Cluster, load_cluster
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.data_files import plain

@@ -17,10 +17,9 @@ from typing import TYPE_CHECKING
 from tuner.executors.base import Executor
 from tuner.executors.local import LocalNode
 from tuner.problem.constraints import Constraints, LimitOptions
-from tuner.problem.problem import Recording
+from tuner.problem.job_request import Given, JobRequest
 from tuner.problem.run_folder import RunFolder, new_name
 from tuner.problem.settings import SearchSettings
-from tuner.problem.study_spec import Given, JobRequest
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, NothingToTry
@@ -214,6 +213,8 @@ class StudyRequest(JobRequest):
                 adds_knobs=self.space is None,
             )
             request = replace(self, job=inspected, script=None, cluster=cluster)
+        from tuner.problem.problem import Recording
+
         before = RunFolder.named(self.runs_dir, name).read_study() if name else None
         if self.space is None and before is not None and Recording.of(before) is None:
             request = replace(request, space=parse_space(before))

@@ -14,9 +14,7 @@ import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, Protocol
 
 from tuner.search_spaces.cluster import Cluster, load_cluster
 from tuner.search_spaces.configuration import Configuration, Settings
@@ -44,6 +42,9 @@ from tuner.workload.records.probe import (
     Scope,
 )
 from tuner.workload.records.trace import read_trace
+
+if TYPE_CHECKING:
+    import numpy as np
 
 #: Bounds of a plausible time (s), energy (J) or power (W).
 LEAST, MOST = 1e-12, 1e15
@@ -414,6 +415,8 @@ def load_table(folder: str | Path) -> RecordedTable:
 
 def draws(seed: int, *names: str) -> np.random.Generator:
     """Return the generator of the draws that have these names."""
+    import numpy as np  # a command whose options name the units of a table does not need it
+
     text = "\n".join((str(seed), *names)).encode()
     return np.random.default_rng(int.from_bytes(hashlib.sha256(text).digest()[:8], "big"))
 

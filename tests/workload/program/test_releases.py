@@ -11,7 +11,7 @@ import pytest
 from benchmarks.figures import ROOT
 from tuner.cli.main import main
 from tuner.problem.from_job import problem_of_job
-from tuner.problem.study_spec import JobRequest
+from tuner.problem.job_request import JobRequest
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.workload.node.facts import inspect_node

@@ -16,7 +16,8 @@ from tuner.answer.configuration_names import named_configurations
 from tuner.cli.main import main
 from tuner.cli.probe import _changed
 from tuner.deploy.launch_files import write_launch_files
-from tuner.problem.study_spec import job_with_knobs, parse_job
+from tuner.problem.job_request import job_with_knobs
+from tuner.problem.study_spec import parse_job
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import load_job

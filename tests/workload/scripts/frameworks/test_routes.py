@@ -15,7 +15,7 @@ import yaml
 
 from tests.support.scripts import on_every_device
 from tuner.problem.from_job import _runnable, question_of
-from tuner.problem.study_spec import JobRequest
+from tuner.problem.job_request import JobRequest
 from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
