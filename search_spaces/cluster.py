@@ -304,9 +304,10 @@ def _assumed(
         each = devices // node.devices_per_node
         parts.append(f"each board is {each} devices to PyTorch, so a node has {devices}")
     if left := [f"{n}={_short(figures[n])}" for n in _USUAL if n not in stated]:
+        nodes = f"{node.nodes}x" if node.nodes > 1 else ""
         parts.append(
             f"{', '.join(left)} as usual there ({what}); yours go after the name: --cluster "
-            f"{node.devices_per_node}x{node.device},{left[-1]}"
+            f"{nodes}{node.devices_per_node}x{node.device},{left[-1]}"
         )
     return "; ".join(parts)
 

@@ -143,6 +143,7 @@ def test_what_is_assumed_of_a_node_is_said_and_can_be_stated() -> None:
     stated = load_cluster("2x8xH100-SXM,network_Bps=12.5e9,clock_control=false")
     assert (stated.network_Bps, stated.clocks_MHz) == (12.5e9, ())
     assert "network_Bps" not in stated.assumed
+    assert "--cluster 2x8xH100-SXM-80GB,host_memory_bytes=2.2e12" in stated.assumed
     assert load_cluster(stated.name) == stated
     every = "link_Bps=1e9,network_Bps=1e9,host_link_Bps=1e9,host_memory_bytes=1e12"
     assert load_cluster(f"1xT4,{every}").assumed == ""
