@@ -1,34 +1,59 @@
-"""Size and arithmetic of a model, from its Hugging Face configuration.
+"""Sizes of a model, and the arithmetic of its bytes and FLOPs.
 
-Sizes and parameters of a plain decoder come from `tuner.search_spaces.plain_decoder`, those of any
-other model from transformers (`tuner.search_spaces.library_count`); a model of video and text is
-its language model and its encoder of frames. Tests compare parameters with the models that
-transformers builds, and FLOPs with DeepSpeed's profiler and torch's own counter; all agree.
+What reads them of a Hugging Face configuration (`model_reading`) an installation may leave out: the
+model of a script is then not known.
 """
 
 from __future__ import annotations
 
-import math
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any
 
-from tuner.search_spaces import library_count
-from tuner.search_spaces.errors import InputError, InvalidValue, check_integer
-from tuner.search_spaces.job import QUANTIZED, TARGETS, LoRA, Precision, Program, TrainingJob
-from tuner.search_spaces.plain_decoder import Sizes, check_limits, describe, is_plain, read_flag
+from tuner.search_spaces.job import Precision, Program, TrainingJob
+from tuner.search_spaces.plugins import Socket
 
-_PLAIN = Program()
-#: Families whose query, key and value projections are one linear layer.
-_FUSED = ("gpt2", "gpt_neox")
-#: Linear layers of a block with a gate, those of attention first.
-_LAYERS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-_VISION_SIZES = (
-    *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
-    *("image_size", "patch_size"),
+#: What reads a model's sizes: shipped, or left out.
+SOCKET = Socket(
+    *("joulefront.models", "reader of models", 1, ("facts_in",)),
+    {"sizes": "tuner.search_spaces.model_reading"},
 )
+_READING = "reading the sizes of a model"
+_PLAIN = Program()
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """Sizes that a configuration gives, completed by the defaults of its family.
+
+    Attributes:
+        dense, expert: width of a dense MLP and of an expert; equal without experts.
+        experts, experts_per_token: experts per layer, and those that a token visits; 0 if dense.
+        positions: the longest sequence the configuration states; None if it states none.
+        tied: True if the output projection shares the embedding table.
+        gated: True if the MLP multiplies by a gate (SwiGLU and its kin).
+        learned_positions: True if positions are a table of parameters.
+        qk_norm: True if queries and keys are normed.
+    """
+
+    model_type: str
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    vocab: int
+    dense: int
+    expert: int
+    experts: int
+    experts_per_token: int
+    positions: int | None
+    tied: bool
+    gated: bool
+    learned_positions: bool
+    qk_norm: bool
 
 
 @dataclass(frozen=True)
@@ -56,21 +81,6 @@ class VisionFacts:
     parameters: int
     matmul_parameters: int
     largest_layer: int
-
-    @classmethod
-    def of(cls, sizes: Mapping[str, int], counts: Mapping[str, int]) -> VisionFacts:
-        """Return the facts of an encoder of these sizes, with the counts of its parameters."""
-        side = sizes["image_size"] // sizes["patch_size"]
-        return cls(
-            layers=sizes["num_hidden_layers"],
-            hidden=sizes["hidden_size"],
-            heads=sizes["num_attention_heads"],
-            intermediate=sizes["intermediate_size"],
-            patches=side * side,
-            tokens=math.ceil(side / 2) ** 2,
-            extra_tokens=1,
-            **counts,
-        )
 
     def tokens_of(self, frames: int) -> int:
         """Return the number of tokens of a video."""
@@ -123,78 +133,6 @@ class LoRAFacts:
         """Trainable parameters of the model: the adapters', which are all that is trained."""
         return self.layers * self.block_parameters + self.further
 
-    @classmethod
-    def of(cls, lora: LoRA, config: Mapping[str, Any], sizes: ModelFacts) -> LoRAFacts:
-        """Return the sizes of the adapters of a model.
-
-        Raises:
-            InputError: the model has to be built by transformers and cannot be, or has no such
-                layers.
-        """
-        described = is_plain(config) or sizes.model_type in library_count.DESCRIBED
-        if not described or sizes.vision is not None:
-            return cls._in_library(lora, config, sizes)
-        usual = sizes.gated and sizes.model_type not in _FUSED
-        named = bool(lora.names) and usual and {*lora.names} <= {*_LAYERS}
-        if sizes.experts:
-            known = lora.targets == "attention" and lora.quantization == "none"
-        else:
-            known = lora.targets in TARGETS or named
-        return cls._of_plain(lora, sizes) if known else cls._in_library(lora, config, sizes)
-
-    @classmethod
-    def _in_library(cls, lora: LoRA, config: Mapping[str, Any], sizes: ModelFacts) -> LoRAFacts:
-        report = library_count.adapters_in_library(config, lora)
-        blocks, outside = report["adapted"]["blocks"], report["adapted"]["outside"]
-        inputs, outputs = (blocks[name] // sizes.layers for name in ("inputs", "outputs"))
-        equal = sizes.layers * lora.rank * (inputs + outputs)
-        q, kv = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
-        alone = report["adapted"]["attention"]
-        return cls(
-            rank=lora.rank,
-            adapters=max(1, round(blocks["adapters"] / sizes.layers)),
-            inputs=inputs,
-            outputs=outputs,
-            layers=sizes.layers,
-            mlp=not alone,
-            first=sizes.hidden * (q + 2 * kv),
-            frozen_bytes=QUANTIZED[lora.quantization],
-            linear=report["linear"],
-            further=blocks["parameters"] + outside["parameters"] - equal,
-            doubts=_doubts_on_adapters(lora, report),
-        )
-
-    @classmethod
-    def _of_plain(cls, lora: LoRA, sizes: ModelFacts) -> LoRAFacts:
-        hidden, q = sizes.hidden, sizes.heads * sizes.head_dim
-        kv = sizes.kv_heads * sizes.head_dim
-        up = ("gate_proj", "up_proj") if sizes.gated else ("up_proj",)
-        widths = {
-            **{"q_proj": (hidden, q), "k_proj": (hidden, kv), "v_proj": (hidden, kv)},
-            **{"o_proj": (q, hidden), **dict.fromkeys(up, (hidden, sizes.dense))},
-            "down_proj": (sizes.dense, hidden),
-        }
-        if sizes.model_type in _FUSED:
-            widths["q_proj"] = hidden, q + 2 * kv
-            del widths["k_proj"], widths["v_proj"]
-        attention = [name for name in widths if name in _LAYERS[:4]]
-        named = lora.names or (attention if lora.targets == "attention" else widths)
-        adapted = [name for name in widths if name in named]
-        layers = [widths[name] for name in adapted]
-        reads_input = sum(name in adapted for name in attention if name != "o_proj")
-        return cls(
-            rank=lora.rank,
-            adapters=len(layers),
-            inputs=sum(n for n, _ in layers),
-            outputs=sum(m for _, m in layers),
-            layers=sizes.layers,
-            mlp=not {*adapted} <= {*attention},
-            first=hidden * (q + 2 * kv) + lora.rank * hidden * reads_input,
-            frozen_bytes=QUANTIZED[lora.quantization],
-            linear=sizes.matmul_parameters - sizes.head_parameters,
-            further=sizes.layers * sum(m for _, m in layers) if lora.dora else 0,
-        )
-
 
 @dataclass(frozen=True)
 class ModelFacts(Sizes):
@@ -241,31 +179,12 @@ class ModelFacts(Sizes):
     def from_config(cls, config: Mapping[str, Any]) -> ModelFacts:
         """Read a Hugging Face configuration.
 
-        A plain decoder is described by its formula, any other model is built by transformers; one
-        that transformers does not know is described by the standard keys, with a doubt.
-
         Raises:
             InputError: a size is missing or invalid, or the model has to be built by transformers
                 and cannot be.
         """
-        model_type = config.get("model_type")
-        if not isinstance(model_type, str) or not model_type:
-            raise InvalidValue("model_type of the model config", model_type, "a name such as llama")
-        check_limits(config)
-        if is_plain(config):
-            return cls(**describe(config, model_type))
-        encoder = _encoder_sizes(config) if model_type == "llava_onevision" else None
-        report = library_count.count_in_library(config)
-        if report.get("failure") == "unknown":
-            doubts = library_count.doubts_of_unknown(config, model_type, report["transformers"])
-            return cls(**describe(*_text_of(config, model_type)), doubts=doubts)
-        facts = cls(**library_count.facts_in_library(model_type, report))
-        if encoder is None:
-            return facts
-        vision = VisionFacts.of(encoder, report["encoder"])
-        return replace(
-            facts, vision=vision, largest_layer=max(facts.largest_layer, vision.largest_layer)
-        )
+        found: ModelFacts = SOCKET.needed("sizes", _READING).facts_in(config)
+        return found
 
     @property
     def intermediate(self) -> int:
@@ -326,37 +245,6 @@ class ModelFacts(Sizes):
         return tokens * scores * self.layers * self.attending
 
 
-def _text_of(config: Mapping[str, Any], model_type: str) -> tuple[Mapping[str, Any], str]:
-    """Return the configuration of the text model, and its family, of one that may be nested."""
-    text = config.get("text_config")
-    if not isinstance(text, Mapping) or any(key in config for key in ("hidden_size", "n_embd")):
-        return config, model_type
-    tied = read_flag(config, "tie_word_embeddings", True)
-    return {"tie_word_embeddings": tied, **text}, str(text.get("model_type", model_type))
-
-
-def _encoder_sizes(config: Mapping[str, Any]) -> dict[str, int]:
-    """Return the sizes of the encoder of frames in a multimodal configuration."""
-    vision = config.get("vision_config")
-    if not isinstance(config.get("text_config"), Mapping) or not isinstance(vision, Mapping):
-        raise InputError("the llava_onevision model config lacks text_config or vision_config")
-    kind = vision.get("model_type")
-    if kind != "siglip_vision_model":
-        raise InvalidValue(
-            "vision_config.model_type of the model config", kind, "siglip_vision_model"
-        )
-    sizes = {}
-    for name in _VISION_SIZES:
-        if vision.get(name) is None:
-            raise InputError(f"the vision_config of the model config does not give {name}")
-        sizes[name] = check_integer(f"{name} of the vision_config", vision[name])
-    hidden, heads = sizes["hidden_size"], sizes["num_attention_heads"]
-    if hidden % heads:
-        legal = f"a divisor of the hidden size {hidden}"
-        raise InvalidValue("num_attention_heads of the vision_config", heads, legal)
-    return sizes
-
-
 #: Model of unknown sizes, with no limit on its layers.
 _UNKNOWN: Any = {item.name: 0 for item in fields(ModelFacts)} | {
     **{"model_type": "unknown", "gated": False, "tied": False, "learned_positions": False},
@@ -381,36 +269,8 @@ def facts_of(job: TrainingJob) -> ModelFacts:
         facts = replace(facts, doubts=(*facts.doubts, doubt))
     if job.lora is None:
         return facts
-    adapters = LoRAFacts.of(job.lora, job.model, facts)
+    adapters = SOCKET.needed("sizes", _READING).lora_facts(job.lora, job.model, facts)
     return replace(facts, lora=adapters, doubts=(*facts.doubts, *adapters.doubts))
-
-
-def _doubts_on_adapters(lora: LoRA, report: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return doubts on adapters that were counted in transformers' own model."""
-    wide = not report["adapted"]["attention"] or lora.targets == "all-linear" or lora.names
-    doubts = []
-    if report["stacked_experts"] and wide and not report["by_peft"] and not lora.text_alone:
-        doubts.append(
-            "transformers stacks the experts in one parameter each, and what LoRA adds to those "
-            "follows peft, which is not installed in this Python: it is left out (pip install peft)"
-        )
-    if lora.quantization != "none" and report["stacked_experts"]:
-        doubts.append(
-            "bitsandbytes quantizes linear layers, and transformers stacks the experts in one "
-            "parameter each: they are counted in 16 bits"
-        )
-    return tuple(doubts)
-
-
-def count_to_keep(job: TrainingJob) -> Mapping[str, str]:
-    """Return the count by transformers that a run keeps of its model, for machines without
-    transformers; empty for any other job."""
-    if not job.model or is_plain(job.model):
-        return {}
-    try:
-        return library_count.count_to_keep(job.model)
-    except InputError:
-        return {}
 
 
 def model_state_parts(

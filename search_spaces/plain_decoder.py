@@ -14,6 +14,7 @@ from typing import Any
 
 from tuner.search_spaces.data_files import catalogue
 from tuner.search_spaces.errors import InputError, InvalidValue, check_integer
+from tuner.search_spaces.model_facts import Sizes
 
 _CATALOGUE = catalogue("language_models")
 #: The keys of each size, in any family.
@@ -49,38 +50,6 @@ class Decoder:
 
 
 _DECODERS = {name: Decoder(**table) for name, table in _CATALOGUE["decoders"].items()}
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Sizes that a configuration gives, completed by the defaults of its family.
-
-    Attributes:
-        dense, expert: width of a dense MLP and of an expert; equal without experts.
-        experts, experts_per_token: experts per layer, and those that a token visits; 0 if dense.
-        positions: the longest sequence the configuration states; None if it states none.
-        tied: True if the output projection shares the embedding table.
-        gated: True if the MLP multiplies by a gate (SwiGLU and its kin).
-        learned_positions: True if positions are a table of parameters.
-        qk_norm: True if queries and keys are normed.
-    """
-
-    model_type: str
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocab: int
-    dense: int
-    expert: int
-    experts: int
-    experts_per_token: int
-    positions: int | None
-    tied: bool
-    gated: bool
-    learned_positions: bool
-    qk_norm: bool
 
 
 def is_plain(config: Mapping[str, Any]) -> bool:

@@ -14,7 +14,8 @@ from tuner.search_spaces import library_count
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import load_job
 from tuner.search_spaces.library_count import included_counts, take_kept_count
-from tuner.search_spaces.model_facts import count_to_keep, facts_of
+from tuner.search_spaces.model_facts import facts_of
+from tuner.search_spaces.model_reading import count_to_keep
 
 QWEN2 = {"model_type": "qwen2", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 100}
 JOB = replace(load_job("tiny-gpt"), model=QWEN2)

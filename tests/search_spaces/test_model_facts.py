@@ -1,11 +1,20 @@
 """Parameters and FLOPs from a Hugging Face configuration, against transformers and by hand."""
 
+import sys
+from dataclasses import replace
+
 import pytest
 
 from tuner.search_spaces import library_count
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob, load_job
-from tuner.search_spaces.model_facts import ModelFacts, facts_of, model_state_parts
+from tuner.search_spaces.model_facts import (
+    SOCKET,
+    UNKNOWN_MODEL,
+    ModelFacts,
+    facts_of,
+    model_state_parts,
+)
 
 SMALL = {
     "hidden_size": 64,
@@ -209,3 +218,14 @@ def test_the_largest_sizes_are_described():
 def test_model_states_follow_zero(precision, stage, replicas, a_parameter):
     found = sum(model_state_parts(1.0, stage, replicas, precision))
     assert found == pytest.approx(a_parameter, rel=0.02)
+
+
+def test_without_what_reads_sizes_a_script_has_an_unknown_model(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    job = load_job("opt-350m")
+    facts_of.cache_clear()
+    monkeypatch.setitem(sys.modules, SOCKET.shipped["sizes"], None)
+    assert facts_of(replace(job, model={})) is UNKNOWN_MODEL
+    with pytest.raises(InputError, match="reading the sizes of a model needs a part of joulefront"):
+        facts_of(job)

@@ -23,7 +23,7 @@ from typing import Any, Literal
 from tuner.problem.archive import is_archive, unpacked
 from tuner.search_spaces.data_files import parse_toml, write_toml
 from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName, reason
-from tuner.search_spaces.library_count import take_kept_count
+from tuner.search_spaces.model_facts import SOCKET as MODELS
 from tuner.search_spaces.safe_files import (
     open_plain,
     open_to_read,
@@ -133,7 +133,8 @@ class RunFolder:
             return None
         except (OSError, ValueError, RecursionError) as error:
             raise InputError(f"cannot read {self.study_file}: {reason(error)}") from error
-        take_kept_count(study.get("counted_model"))
+        if (reader := MODELS.part("sizes")) is not None:
+            reader.take_kept_count(study.get("counted_model"))
         if (schema := study.get("schema")) != STUDY_SCHEMA:
             versions = study.get("versions")
             by = versions.get("joulefront") if isinstance(versions, Mapping) else None

@@ -21,7 +21,7 @@ from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.data_files import plain
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
-from tuner.search_spaces.model_facts import count_to_keep
+from tuner.search_spaces.model_facts import SOCKET as MODELS
 from tuner.search_spaces.space import SearchSpace, read_space
 from tuner.search_spaces.typed_json import read_fields
 from tuner.workload.records.probe import Basis
@@ -79,7 +79,8 @@ class StudySpec:
         )
 
     def _counted_model(self) -> dict[str, Any]:
-        kept = count_to_keep(self.problem.job) if self.problem.job is not None else {}
+        reader, job = MODELS.part("sizes"), self.problem.job
+        kept = reader.count_to_keep(job) if reader is not None and job is not None else {}
         return {"counted_model": dict(kept)} if kept else {}
 
     def _end(self) -> dict[str, Any]:

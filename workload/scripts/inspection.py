@@ -21,6 +21,7 @@ from tuner.search_spaces.data_files import read_json_object
 from tuner.search_spaces.errors import LARGEST, InputError
 from tuner.search_spaces.job import Precision
 from tuner.search_spaces.knob_declarations import Knob
+from tuner.search_spaces.model_facts import SOCKET as MODELS
 from tuner.search_spaces.model_facts import ModelFacts
 from tuner.workload.hook import micro_batches
 from tuner.workload.records.probe import (
@@ -430,6 +431,8 @@ def _model(script: Script, facts: Mapping[str, Any]) -> dict[str, Any]:
         given = Path(script.model_config)
         return read_json_object(given, f"model config {given}")
     carried = dict(facts.get("model", {}))
+    if MODELS.part("sizes") is None:
+        return {}
     try:
         ModelFacts.from_config(carried)
     except InputError:
