@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tuner.models.analytic.constants import UNMODELLED, Constants
+from tuner.models.analytic.constants import UNMODELLED, Constants, origin_of
 from tuner.models.analytic.model import AnalyticModel, ByConstants, Correctable
 from tuner.models.analytic.model_error import ModelError, known_error_lines
 from tuner.models.prior import Prediction
@@ -15,6 +15,8 @@ from tuner.models.scale_out import ScaleOut
 from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import TrainingJob, steps_a_job_step
+
+__all__ = ["AnalyticPrior", "error_lines", "origin_of", "prior_of", "ratio_sd"]
 
 
 def prior_of(job: TrainingJob, cluster: Cluster) -> AnalyticPrior | None:

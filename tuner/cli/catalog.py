@@ -60,13 +60,15 @@ def _clusters(name: str | None) -> Listing:
 def _devices(name: str | None) -> Listing:
     from dataclasses import asdict
 
-    from tuner.models.analytic.constants import origin_of
+    from tuner.models.prior import SOCKET
     from tuner.search_spaces.cluster import device_names, load_device
     from tuner.search_spaces.node_names import devices_called
 
     if name is not None and name not in device_names() and (called := devices_called(name)):
         name = called[0]
     devices = [load_device(each) for each in _named("device", device_names(), name)]
+    models = SOCKET.part("analytic")
+    origins = {each.name: models.origin_of(each) if models else "not installed" for each in devices}
     rows = [("device", "memory", "bf16", "bandwidth", "limit", "constants")]
     rows += [
         (
@@ -75,11 +77,13 @@ def _devices(name: str | None) -> Listing:
             f"{device.peak_flops / 1e12:,.3g} TFLOP/s",
             f"{device.memory_bandwidth_Bps / 1e9:,.0f} GB/s",
             f"{device.max_W:.0f} W",
-            origin_of(device),
+            origins[device.name],
         )
         for device in devices
     ]
-    return [{**asdict(device), "constants": origin_of(device)} for device in devices], columns(rows)
+    return [{**asdict(device), "constants": origins[device.name]} for device in devices], columns(
+        rows
+    )
 
 
 def _spaces(name: str | None) -> Listing:

@@ -132,11 +132,11 @@ def _inspected(
 def _request(
     job: TrainingJob, cluster: Cluster, configuration: Configuration, probe_s: float | None
 ) -> ProbeRequest:
-    from tuner.models.analytic.model import AnalyticModel
+    from tuner.models.prior import prior_of
     from tuner.problem.problem import probe_limits
     from tuner.workload.records.probe import ProbeRequest, WindowPolicy
 
-    prior = AnalyticModel(job, cluster) if job.is_modelled else None
+    prior = prior_of(job, cluster)
     limits = probe_limits(job, prior, [configuration], WindowPolicy(), probe_s=probe_s)
     return ProbeRequest(
         "p0000",
