@@ -76,7 +76,8 @@ def look(runner: LocalRunner, folder: Path, body: str, words: str = "", **told: 
             *("", {}, "starts its own ranks"),
         ),
         (
-            "import multiprocessing as mp\n"
+            "import multiprocessing\n"
+            "mp = multiprocessing.get_context('fork')\n"  # else from Python 3.14 on: forkserver
             "batches = [torch.rand(8, 4)] * 40\n"
             "ranks = [mp.Process(target=train, args=(batches,)) for _ in range(2)]\n"
             "[each.start() for each in ranks]\n[each.join() for each in ranks]",
@@ -182,7 +183,7 @@ def test_a_child_that_trains_beside_the_script_is_not_counted(
     runner: LocalRunner, tmp_path: Path
 ) -> None:
     beside = (
-        "import multiprocessing as mp\n"
+        "import multiprocessing\nmp = multiprocessing.get_context('fork')\n"
         "def follow():\n    train([torch.rand(3, 4)] * 40)\n"
         "for step, (x,) in enumerate(DataLoader(data, args.batch_size)):\n"
         "    net(x).square().mean().backward()\n    optimizer.step()\n"
