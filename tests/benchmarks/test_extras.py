@@ -128,6 +128,11 @@ def test_a_test_that_fails_is_a_fault(ledger: Ledger, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_rest_works_without_an_extra(tmp_path: Path) -> None:
-    found = outcome_without(tmp_path / "made", Ledger.read(), {"Ray and several nodes"}, quick=True)
+def test_the_core_alone_searches_a_script_and_answers(tmp_path: Path) -> None:
+    found = outcome_without(
+        tmp_path / "made",
+        Ledger.read(),
+        set(extras_that_import(Ledger.read(), production())),
+        quick=True,
+    )
     assert found.faults == []
