@@ -51,8 +51,9 @@ def test_every_shipped_gpu_states_its_fp32_rate() -> None:
     for name in device_names():
         device = load_device(name)
         if device.is_gpu:
-            assert device.peak_flops / 35 < device.fp32_flops < device.peak_flops / 3
-            assert any("fp32_flops" in source for source in device.sources)
+            # Boards made for graphics have half of their tensor cores' rate without these.
+            assert device.peak_flops / 35 < device.fp32_flops < device.peak_flops / 1.9
+            assert any("fp32" in source or "all else" in source for source in device.sources)
 
 
 # The causal mask.
