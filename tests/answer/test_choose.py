@@ -76,7 +76,8 @@ def test_a_search_with_a_limit_on_slowdown_chooses_as_asking_again_does(tmp_path
     assert result.recommended == again.point
     assert result.best != result.baseline
     assert result.best.time_to_solution_s <= 1.3 * result.baseline.time_to_solution_s
-    assert result.best != result.choose(Constraints(objective="energy")).point
+    # At speed 3 the table has less energy, for 50 % more time: a window that is not worth a probe.
+    assert result.best.configuration.get("speed") == 4
     assert result.choice.rule == "max_slowdown + deadline_s"
 
 
