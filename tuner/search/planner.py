@@ -64,6 +64,7 @@ class ProbePlan:
     expected_gain: float = math.inf
     # predicted joules of the probe, its probable continuation included; NaN if not estimated.
     cost_J: float = math.nan
+    #: Predicted joules of the probe without a continuation.
     first_J: float = math.nan
     extendable: bool = False
     regret: RegretEstimate | None = None

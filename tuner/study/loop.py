@@ -185,7 +185,7 @@ class CostEstimate:
         self._built_s: dict[str, float] = {}  # by host
 
     def learn(self, record: ProbeRecord, planned_kJ: float) -> None:
-        """Compare the consumption of a probe with the sampler's prediction, and add up builds."""
+        """Compare the consumption of a probe with the planner's prediction, and add up builds."""
         self._built_s[record.host] = self._built_s.get(record.host, 0.0) + record.built_s
         if record.ok and planned_kJ > 0:
             self._ratios.append(record.energy_J / 1000 / planned_kJ)
@@ -200,7 +200,7 @@ class CostEstimate:
 
     @property
     def used_over_planned(self) -> float:
-        """Median ratio of the energy that probes used to the sampler's prediction."""
+        """Median ratio of the energy that probes used to the planner's prediction."""
         return statistics.median(self._ratios) if self._ratios else 1.0
 
     def further_kJ(self, configurations: Sequence[Configuration], planned_kJ: float) -> float:
@@ -220,7 +220,7 @@ class CostEstimate:
     ) -> float:
         """Return the expected energy of a probe, kilojoules.
 
-        It is taken from an earlier probe of the same launch; else from the sampler's prediction
+        It is taken from an earlier probe of the same launch; else from the planner's prediction
         times how far such predictions were off; else from what probes used per setting visited;
         before any probe, from the analytic model; 0 if there is none. `planned_kJ` may be NaN.
         """
@@ -463,7 +463,7 @@ class SearchLoop:
         )
 
     def _planned(self) -> ProbePlan | None:
-        # Return the sampler's next probe if it is worth its cost and affordable. If not, and no
+        # Return the planner's next probe if it is worth its cost and affordable. If not, and no
         # result in flight can change that, `_stopped` is set.
         self._stopped = node_failures(self.records, self._earlier) or self._limit(0, searching=True)
         planner, question = self._planner, self._question.question

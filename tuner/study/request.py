@@ -69,9 +69,10 @@ class StudyOptions(LimitOptions, total=False):
         allow_changed_training: search also knobs that change what is learnt (default: False).
         sampler: any Optuna sampler for two objectives, instead of joulefront's own search
             (docs/search.md).
-        executor: "ray", "inline", "simulated" or an `Executor`. If not given: Ray if it is
-            installed, else inline. "simulated" answers probes by predictions and measures nothing;
-            `plan` predicts every configuration of a cluster that is not here.
+        executor: "ray", "inline", "simulated" or an `Executor`. If not given: Ray on
+            several nodes, at an address, in a Ray that the program has joined, or on a part of this
+            node's GPUs; else inline. "simulated" answers probes by predictions and measures
+            nothing; `plan` predicts every configuration of a cluster that is not here.
         ray_address: a Ray cluster to run on: "auto" or HOST:PORT (docs/clusters.md). With cluster
             "auto" its nodes are inspected, and the job may use all usable ones of one kind.
         device_kind: the kind of device to use there; the most frequent one if not given.

@@ -508,7 +508,7 @@ class Probe:
         return self.launch.explain_exit(rank, code)
 
     def lead(self, conductor: Conductor, timeline: Timeline) -> None:
-        """Lead the ranks from the first step to the last; an inspection ends after the first."""
+        """Lead the ranks from the first step to the last; an inspection ends after a few."""
         if self.request.inspects:
             self.environment["first_step_s"] = self.since_request_s
             try:

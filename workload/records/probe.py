@@ -260,7 +260,7 @@ class ProbeRequest:
 
     @property
     def inspects(self) -> bool:
-        """True if the launch ends after its first step, to show how a user's script trains."""
+        """True if the launch ends after its first steps, to show how a user's script trains."""
         return self.purpose in INSPECTIONS
 
     def configurations(self) -> tuple[Configuration, ...]:
