@@ -33,6 +33,7 @@ from tests.golden import NAMES, prepared
 from tuner.cli.catalog import KINDS
 from tuner.cli.main import command_parser, main
 from tuner.cli.reference import commands_of
+from tuner.search_spaces.cluster import device_names
 from tuner.search_spaces.knobs import KNOBS, word_knob
 from tuner.study import load
 
@@ -151,6 +152,8 @@ def too_wide(text: str) -> list[str]:
 def unexplained(text: str) -> set[str]:
     """Return the knobs whose short names a text has without saying what they stand for."""
     words = [word.strip("(),;:.") for word in text.split()]
+    # A GB200 is a device, and no global batch.
+    words = [word for word in words if word not in device_names()]
     known = [(word, knob[0]) for word in words if (knob := word_knob(word))]
     known = [(word, name) for word, name in known if any(KNOBS[name].affixes)]  # not "deepspeed"
     flat = " ".join(words)

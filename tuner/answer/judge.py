@@ -140,9 +140,10 @@ class Judge:
             return {}, 1.0
         log_time, log_power = self._drawn(point)
         time_s, energy_kJ = np.exp(log_time), np.exp(log_time + log_power) / 1000
-        if limits.slowdown is not None:
+        # Without a baseline the limits state its time, and the deadline that follows.
+        if limits.slowdown is not None and self.baseline is not None:
             slowdown = np.exp(self._drawn_slowdown(point))
-            time_s = slowdown * self.today.time_to_solution_s
+            time_s = slowdown * self.baseline.time_to_solution_s
         known_figures = figures_of([point])
         job = known_figures._replace(energy_kJ=energy_kJ, time_s=time_s, power_W=np.exp(log_power))
         # A figure without any error may equal its limit.

@@ -74,9 +74,10 @@ def _devices(name: str | None) -> Listing:
         (
             device.name,
             f"{device.memory_bytes / 1e9:.0f} GB",
-            f"{device.peak_flops / 1e12:,.3g} TFLOP/s",
+            # Three digits, and all of those before the point.
+            f"{device.peak_flops / 1e12:,.{0 if device.peak_flops >= 1e14 else 2}f} TFLOP/s",
             f"{device.memory_bandwidth_Bps / 1e9:,.0f} GB/s",
-            f"{device.max_W:.0f} W",
+            f"{device.max_W:,.0f} W",
             origins[device.name],
         )
         for device in devices
