@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -306,6 +307,11 @@ def print_outcome(title: str, found: Outcome) -> None:
         print(f"  {found.tests}", flush=True)
 
 
+def folder_of(extra: str) -> str:
+    """Return the name of a checkout's folder; an environment takes none with a colon."""
+    return "-".join(re.findall(r"\w+", extra))
+
+
 def main() -> None:
     """Print each checkout's faults and the figures."""
     parser = arguments("checkouts without extras")
@@ -342,7 +348,7 @@ def main() -> None:
         }
         for name, more in chosen.items():
             too = f" (and {', '.join(sorted(more))}, which import it)" if more else ""
-            found = checked(f"without {name}{too}", name.replace("/", " "), {name, *more})
+            found = checked(f"without {name}{too}", folder_of(name), {name, *more})
             passing += not found.faults
         figures.append(Figure("without_each_passes", passing, "count"))
         figures.append(Figure("without_each_of", len(chosen), "count"))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.extras import Checkout, extras_that_import, outcome_without
+from benchmarks.extras import Checkout, extras_that_import, folder_of, outcome_without
 from benchmarks.ledger import Ledger
 from benchmarks.source import production
 
@@ -136,3 +136,9 @@ def test_the_core_alone_searches_a_script_and_answers(tmp_path: Path) -> None:
         quick=True,
     )
     assert found.faults == []
+
+
+def test_each_checkout_has_a_folder_that_can_hold_an_environment() -> None:
+    assert folder_of("online: clocks while training") == "online-clocks-while-training"
+    folders = [folder_of(extra) for extra in extras_that_import(Ledger.read(), production())]
+    assert len(set(folders)) == len(folders)
