@@ -165,7 +165,9 @@ class Checkout:
                 script.chmod(0o755)
         return python
 
-    def run(self, *words: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *words: str, cwd: Path | None = None, limit_s: float = LIMIT_S
+    ) -> subprocess.CompletedProcess[str]:
         """Run this environment's Python with some words and return what it printed."""
         variables = {name: v for name, v in os.environ.items() if name != "PYTHONPATH"}
         variables["PATH"] = f"{Path(self.python).parent}{os.pathsep}{os.environ.get('PATH', '')}"
@@ -176,10 +178,10 @@ class Checkout:
                 env={**variables, "LC_ALL": "C.UTF-8"},
                 capture_output=True,
                 text=True,
-                timeout=LIMIT_S,
+                timeout=limit_s,
             )
         except subprocess.TimeoutExpired:
-            return subprocess.CompletedProcess(words, 124, "", f"not finished after {LIMIT_S} s")
+            return subprocess.CompletedProcess(words, 124, "", f"not finished after {limit_s:g} s")
 
     def import_faults(self) -> list[str]:
         """Import each module that is left; return a line for each that misses what is deleted."""

@@ -6,7 +6,7 @@
 
 Cosmic Ray makes the changes: an operator for another, a number one more or less, a condition
 turned round, a loop left at once. They are drawn at random from the files that decide what is
-measured, set, spent, recommended and kept. Each is made alone, in a copy of the last commit, and
+measured, set, spent, recommended and kept. Each is made alone, in a copy of this checkout, and
 the everyday tests of that file run there until one fails. A change that none notices has survived;
 it is printed with its line, and either gets a test or a reason in `benchmarks/data/mutants.toml`
 (most often that it changes nothing that can be seen). Some 20 minutes of processor time.
@@ -15,11 +15,8 @@ it is printed with its line, and either gets a test or a reason in `benchmarks/d
 from __future__ import annotations
 
 import ast
-import io
 import random
-import subprocess
 import sys
-import tarfile
 import tempfile
 import time
 import tomllib
@@ -28,7 +25,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from benchmarks.extras import Checkout
 from benchmarks.figures import ROOT, Figure, arguments, publish
+from benchmarks.ledger import Ledger
 
 #: The files, and the tests that are to notice a change of each.
 SUBJECTS = {
@@ -134,32 +133,10 @@ def compiles(code: str) -> bool:
     return True
 
 
-class Copy:
-    """The last commit in a folder of its own, in which files are changed and tests run."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        words = ["git", "archive", "HEAD"]
-        done = subprocess.run(words, cwd=ROOT, capture_output=True, check=True)
-        with tarfile.open(fileobj=io.BytesIO(done.stdout)) as archive:
-            archive.extractall(folder, filter="fully_trusted")
-
-    def fails(self, tests: tuple[str, ...], limit_s: float) -> bool:
-        """Return whether a test fails, or they take longer than the limit."""
-        words = [sys.executable, "-E", "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider"]
-        try:
-            done = subprocess.run(
-                [*words, "-m", EVERYDAY, *tests],
-                cwd=self.folder,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                stdin=subprocess.DEVNULL,
-                timeout=limit_s,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return True
-        return done.returncode != 0
+def fails(copy: Checkout, tests: tuple[str, ...], limit_s: float) -> bool:
+    """Return whether a test fails in a copy, or they take longer than the limit."""
+    words = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", EVERYDAY, *tests)
+    return copy.run(*words, limit_s=limit_s).returncode != 0
 
 
 def reasons(table: Path = REASONS) -> dict[tuple[str, str, str], str]:
@@ -179,20 +156,20 @@ def main() -> None:
     subjects = [options.only] if options.only else list(SUBJECTS)
     known, made, survived = reasons(), 0, []
     with tempfile.TemporaryDirectory(prefix="joulefront-mutants-") as temporary:
-        copy = Copy(Path(temporary))
+        copy = Checkout(Path(temporary) / "copy", Ledger.read(), ())
         for subject in subjects:
             name, tests = SUBJECTS[subject]
             file = copy.folder / name
             text = file.read_text(encoding="utf-8")
             began_s = time.monotonic()
-            if copy.fails(tests, 1800.0):
+            if fails(copy, tests, 1800.0):
                 sys.exit(f"the tests of {subject} fail without any change: {' '.join(tests)}")
             limit_s = MOST_TIMES * (time.monotonic() - began_s) + MORE_S
             share = options.number // len(subjects)
             for change in drawn(subject, text, share, options.seed):
                 file.write_text(change.code, encoding="utf-8")
                 made += 1
-                if not copy.fails(tests, limit_s):
+                if not fails(copy, tests, limit_s):
                     survived.append(change)
                     reason = known.get((subject, change.line, change.after), "")
                     print(f"survived: {change}  {f'({reason})' if reason else ''}", flush=True)
