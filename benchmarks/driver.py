@@ -14,7 +14,7 @@ from pathlib import Path
 
 import tuner
 from benchmarks.figures import Figure, arguments, publish
-from tests.support.studies import LONG_JOB, ModelRunner
+from tests.support.studies import LONG_JOB, FormulaRunner
 from tuner.executors.local import SimulatedExecutor
 from tuner.problem.settings import SearchSettings
 from tuner.workload.records.trace import read_trace
@@ -27,7 +27,7 @@ def cpu_s_of_search(seed: int, probes: int = 8) -> float:
         result = tuner.optimize(
             LONG_JOB,
             cluster="cpu-2",
-            executor=SimulatedExecutor(ModelRunner()),
+            executor=SimulatedExecutor(FormulaRunner()),
             search=SearchSettings(seed=seed, max_probes=probes),
             runs_dir=folder,
             report=False,

@@ -37,7 +37,7 @@ from tests.needs import (  # noqa: F401
     require,
 )
 from tests.support.launchers import answer_here
-from tests.support.studies import LONG_JOB, ModelRunner, run_optimize
+from tests.support.studies import LONG_JOB, FormulaRunner, run_optimize
 from tests.twin import TwinGpu, TwinNode
 from tests.twin.replay import replayed_node
 from tuner.executors.local import SimulatedExecutor
@@ -163,7 +163,7 @@ def finished_study(tmp_path_factory: pytest.TempPathFactory) -> FinishedStudy:
     result = run_optimize(
         LONG_JOB,
         cluster="cpu-2",
-        executor=SimulatedExecutor(ModelRunner()),
+        executor=SimulatedExecutor(FormulaRunner()),
         runs_dir=tmp_path_factory.mktemp("finished"),
         name="study",
         report=False,

@@ -13,7 +13,7 @@ import optuna
 import pytest
 
 from tests.support.postgresql import PASSWORD, QUOTED, Server, postgresql
-from tests.support.studies import LONG_JOB, ModelRunner, run_optimize
+from tests.support.studies import LONG_JOB, FormulaRunner, run_optimize
 from tuner.cli.main import main
 from tuner.executors.local import InlineExecutor
 from tuner.problem.constraints import Constraints
@@ -33,7 +33,7 @@ def optimize(folder: Path, **more):
     options = {"cluster": "cpu-2", "name": "study", "report": False, "max_probes": 4, **more}
     return run_optimize(
         LONG_JOB,
-        executor=InlineExecutor(ModelRunner(), keep_in=folder / options["name"]),
+        executor=InlineExecutor(FormulaRunner(), keep_in=folder / options["name"]),
         runs_dir=folder,
         **options,
     )

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import tuner
-from tests.support.studies import METER, ModelRunner, run_optimize
+from tests.support.studies import METER, FormulaRunner, run_optimize
 from tests.waiting import wait_until
 from tuner.deploy.drift import LEAST_BLOCKS, ConfidenceSequence, DriftMonitor, Expectation
 from tuner.executors.local import SimulatedExecutor
@@ -96,7 +96,7 @@ def test_nothing_is_reported_of_too_few_blocks() -> None:
 def run(tmp_path: Path) -> Path:
     """A run of this machine whose figures are a model's: no machine runs as expected."""
     result = run_optimize(
-        executor=SimulatedExecutor(ModelRunner()),
+        executor=SimulatedExecutor(FormulaRunner()),
         runs_dir=tmp_path / "runs",
         name="study",
         report=False,

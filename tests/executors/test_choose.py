@@ -27,7 +27,7 @@ from tuner.workload.records.probe import ProbeRequest
 CORES = load_cluster("cpu-2")
 TWO_NODES = replace(CORES, nodes=2)
 PLUGIN = """
-from tests.support.studies import ModelRunner
+from tests.support.studies import FormulaRunner
 from tuner.executors.base import ExecutorKind, ExecutorUnavailable
 from tuner.executors.local import SimulatedExecutor
 
@@ -35,7 +35,7 @@ class Kind(ExecutorKind):
     PROTOCOL = 1
     def is_default(self, cluster, address): return cluster.nodes == 2
     def phrase(self, cluster, address): return "a queue of the site"
-    def open(self, opening): return SimulatedExecutor(ModelRunner())
+    def open(self, opening): return SimulatedExecutor(FormulaRunner())
 
 KIND = Kind()
 """
@@ -154,13 +154,20 @@ def test_a_plug_in_that_cannot_be_used_is_named_and_one_node_works_without_it(
             check_executor("queue")
 
 
+RETURNED = "return SimulatedExecutor(FormulaRunner())"
+
+
 @pytest.mark.usefixtures("not_prepared")
 @pytest.mark.parametrize(
     ("before", "after", "expected"),
     [
-        ("return SimulatedExecutor(ModelRunner())", "raise KeyError('x')", "open() failed (KeyErr"),
         (
-            "return SimulatedExecutor(ModelRunner())",
+            RETURNED,
+            "raise KeyError('x')",
+            "open() failed (KeyErr",
+        ),
+        (
+            RETURNED,
             "return 3",
             "returned a int without meter",
         ),

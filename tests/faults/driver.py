@@ -31,7 +31,7 @@ from tests.faults.harness import (
     sentence,
     small_disk,
 )
-from tests.support.studies import LONG_JOB, ModelRunner
+from tests.support.studies import LONG_JOB, FormulaRunner
 from tests.waiting import wait_until
 from tuner.cli.interrupts import SAME_REQUEST_S
 from tuner.executors.base import Executor
@@ -63,7 +63,7 @@ def optimize(
     cluster: str = "cpu-2",
     space: str = "default",
     job: str | None = None,
-    model: type[ModelRunner] = ModelRunner,
+    model: type[FormulaRunner] = FormulaRunner,
     executor: Callable[[], Executor] | None = None,
 ) -> int:
     """One session of the study, as the command runs it; its exit code.
@@ -78,7 +78,7 @@ def optimize(
     runs_dir = runs_dir or folder / "runs"
 
     def inline() -> Executor:
-        runner = LedgerRunner(model(cluster=cluster), folder / "ledger", before)
+        runner = LedgerRunner(model(), folder / "ledger", before)
         return InlineExecutor(runner, keep_in=runs_dir / "study")
 
     try:
@@ -344,7 +344,7 @@ def _as_command(folder: Path, strike: Callable[[ProbeRequest], None]) -> int:
     import tuner
 
     runs_dir = folder / "runs"
-    runner = LedgerRunner(ModelRunner(), folder / "ledger", strike)
+    runner = LedgerRunner(FormulaRunner(), folder / "ledger", strike)
     tuner.optimize(
         LONG_JOB,
         cluster="cpu-2",

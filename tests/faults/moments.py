@@ -44,7 +44,7 @@ from tests.faults.harness import (
     small_disk,
     wait_gone,
 )
-from tests.support.studies import ModelRunner, measured
+from tests.support.studies import FormulaRunner, measured
 from tuner.executors.base import Executor
 from tuner.search_spaces.safe_files import PREFIX, SHORT_PREFIX
 from tuner.workload.records.probe import ProbeRecord, ProbeRequest
@@ -66,7 +66,7 @@ TOLERANCE = 1e-3
 TRIES = 4
 
 
-class LawRunner(ModelRunner):
+class LawRunner(FormulaRunner):
     """Answers by a law: what is slower by some share takes less energy by the same share."""
 
     def run(self, request: ProbeRequest) -> ProbeRecord:

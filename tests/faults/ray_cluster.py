@@ -27,7 +27,7 @@ from tests.faults.harness import (
     phrases,
     wait_gone,
 )
-from tests.support.studies import ModelRunner
+from tests.support.studies import FormulaRunner
 from tuner.problem.run_folder import RunFolder
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.job import TrainingJob
@@ -44,7 +44,7 @@ Strike = Callable[[Any, Any, str, int], bool]
 
 
 def runner(
-    job: TrainingJob, cluster: Cluster, run_dir: str, model: type[ModelRunner] = ModelRunner
+    job: TrainingJob, cluster: Cluster, run_dir: str, model: type[FormulaRunner] = FormulaRunner
 ) -> Runner:
     """Make the runner that every agent answers by; it notes which process has which probe."""
     folder = Path(run_dir).parents[1]
@@ -54,7 +54,7 @@ def runner(
             file.write(f"{request.probe_id} {os.getpid()} {time.monotonic()}\n")
         time.sleep(PROBE_S)
 
-    return LedgerRunner(model(cluster=cluster.name), folder / "ledger", before)
+    return LedgerRunner(model(), folder / "ledger", before)
 
 
 def started(folder: Path) -> list[tuple[str, int, float]]:

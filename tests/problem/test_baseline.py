@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import tuner
-from tests.support.studies import ModelRunner, run_optimize
+from tests.support.studies import FormulaRunner, run_optimize
 from tuner.executors.local import SimulatedExecutor
 from tuner.problem.from_job import baseline_of, read_baseline
 from tuner.search_spaces.cluster import load_cluster
@@ -105,7 +105,7 @@ def test_what_runs_today_is_measured_though_no_search_would_try_it(tmp_path: Pat
     """ZeRO over one rank shards nothing, and DeepSpeed trains with it all the same."""
     path = config(tmp_path, train_micro_batch_size_per_gpu=1, zero_optimization={"stage": 1})
     result = run_optimize(
-        executor=SimulatedExecutor(ModelRunner()),
+        executor=SimulatedExecutor(FormulaRunner()),
         baseline=[path, "data_parallel=1"],
         runs_dir=tmp_path / "runs",
         cluster="cpu-2",
@@ -124,13 +124,13 @@ def test_a_study_measures_it_and_names_it(tmp_path: Path) -> None:
     path = config(tmp_path, train_micro_batch_size_per_gpu=1, zero_optimization={"stage": 1})
     options = {"runs_dir": tmp_path / "runs", "cluster": "cpu-2", "report": False, "max_probes": 2}
     result = run_optimize(
-        executor=SimulatedExecutor(ModelRunner()), baseline=[path], name="mine", **options
+        executor=SimulatedExecutor(FormulaRunner()), baseline=[path], name="mine", **options
     )
     assert result.baseline.configuration.zero_stage == 1
     assert result.baseline.configuration.micro_batch == 1
     assert result.baseline_name == "yours: ds_config.json"
     assert tuner.load_result(result.run_dir).baseline_name == "yours: ds_config.json"
-    plain = run_optimize(executor=SimulatedExecutor(ModelRunner()), name="plain", **options)
+    plain = run_optimize(executor=SimulatedExecutor(FormulaRunner()), name="plain", **options)
     assert plain.baseline_name.startswith("the default: data parallelism over 2 devices")
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.studies import LONG_JOB, ModelRunner, run_optimize, run_replay, write_table
+from tests.support.studies import LONG_JOB, FormulaRunner, run_optimize, run_replay, write_table
 from tuner.cli.main import main
 from tuner.executors.local import SimulatedExecutor
 from tuner.problem.run_folder import RunFolder, list_runs
@@ -48,7 +48,7 @@ def listed(capsys):
 
 def test_a_search_is_stopped_from_another_terminal(tmp_path, capsys):
     """The file appears during the third probe, after which none is started or verified."""
-    runner = ModelRunner()
+    runner = FormulaRunner()
     folder = RunFolder(tmp_path / "runs" / "long")
 
     class Stopping(SimulatedExecutor):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.studies import LONG_JOB, ModelRunner, TalliedRunner, record, run_optimize
+from tests.support.studies import LONG_JOB, FormulaRunner, TalliedRunner, record, run_optimize
 from tuner.answer.choice import front_of
 from tuner.answer.posterior import Posterior
 from tuner.answer.state import points_of
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("next_candidates")
 
 
 def asked(folder: Path, **options: object) -> list[ProbeRequest]:
-    runner = TalliedRunner(ModelRunner())
+    runner = TalliedRunner(FormulaRunner())
     run_optimize(
         LONG_JOB,
         cluster="cpu-2",

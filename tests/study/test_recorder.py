@@ -12,7 +12,7 @@ import tuner
 from tests.support.studies import (
     LONG_JOB,
     METER,
-    ModelRunner,
+    FormulaRunner,
     TalliedRunner,
     run_optimize,
     run_replay,
@@ -75,7 +75,7 @@ def trials(run, state, storage=None):
 
 
 def test_one_trial_a_measurement_with_flat_figures(options, run):
-    result = optimize(ModelRunner(), options, budget_kJ=10.0, deadline_s=1e9)
+    result = optimize(FormulaRunner(), options, budget_kJ=10.0, deadline_s=1e9)
     study = load(run)
     assert study.metric_names == list(METRICS)
     complete = study.get_trials(states=(TrialState.COMPLETE,))
@@ -107,7 +107,7 @@ def test_without_constraints_none_are_written(finished, run):
 
 def test_failed_probes_are_failed_trials_that_say_why(options, run):
     spoil = {"p0001": Failure("out_of_memory", "rank 1 ran out of memory")}
-    optimize(TalliedRunner(ModelRunner(), lambda r: spoil.get(r.probe_id)), options)
+    optimize(TalliedRunner(FormulaRunner(), lambda r: spoil.get(r.probe_id)), options)
     (failed,) = trials(run, TrialState.FAIL)
     assert failed.user_attrs["failure"] == "out_of_memory"
     assert failed.user_attrs["failure_message"] == "rank 1 ran out of memory"
@@ -123,7 +123,7 @@ def test_the_record_is_on_disk_before_the_study_is_told(options, run, monkeypatc
         add(self, record)
 
     monkeypatch.setattr(StudyRecorder, "add", checked)
-    assert optimize(ModelRunner(), options, max_probes=3).spent.probes == 3
+    assert optimize(FormulaRunner(), options, max_probes=3).spent.probes == 3
 
 
 @pytest.mark.searches
@@ -137,7 +137,7 @@ def test_probes_in_flight_have_no_trial_yet(options, run):
                 seen.append((self.in_flight, len(kept), len(load(run).trials)))
             return super().wait(timeout_s)
 
-    run_optimize(executor=Watched(ModelRunner(), capacity=3), **options)
+    run_optimize(executor=Watched(FormulaRunner(), capacity=3), **options)
     # Two at the start, and half of the launches measured, five at most here, come to two: the third
     # slot stays empty.
     assert max(flying for flying, _, _ in seen) == 2
@@ -193,7 +193,7 @@ def test_a_crash_anywhere_repeats_no_finished_probe(
     options, run, monkeypatch, where, number, capacity
 ):
     options["max_probes"] = 6
-    runner = TalliedRunner(ModelRunner())
+    runner = TalliedRunner(FormulaRunner())
     with monkeypatch.context() as patch:
         crash_at(patch, where, number)
         with pytest.raises(Crash):
@@ -233,7 +233,7 @@ def test_an_interrupt_keeps_what_was_told_and_goes_on(options, run):
         if request.probe_id == "p0004":
             raise KeyboardInterrupt
 
-    runner = TalliedRunner(ModelRunner(), spoil)
+    runner = TalliedRunner(FormulaRunner(), spoil)
     with pytest.raises(Interrupted) as caught:
         optimize(runner, options)
     assert caught.value.run.path == run.path
@@ -241,7 +241,7 @@ def test_an_interrupt_keeps_what_was_told_and_goes_on(options, run):
     assert len(trials(run, TrialState.COMPLETE)) == 4
     assert not trials(run, TrialState.RUNNING)
     assert tuner.load_result("study", runs_dir=options["runs_dir"]).stopped == "It was interrupted."
-    resumed = TalliedRunner(ModelRunner())
+    resumed = TalliedRunner(FormulaRunner())
     result = optimize(resumed, options)
     assert len(resumed.asked) == 4
     assert result.spent.probes == 8
@@ -250,7 +250,7 @@ def test_an_interrupt_keeps_what_was_told_and_goes_on(options, run):
 
 
 def test_a_finished_study_asked_again_probes_nothing(finished, options, run):
-    runner = TalliedRunner(ModelRunner())
+    runner = TalliedRunner(FormulaRunner())
     again = optimize(runner, options, budget_kJ=20.0)
     assert runner.asked == []
     assert [p.configuration for p in again.points] == [p.configuration for p in finished.points]
@@ -266,7 +266,7 @@ def test_a_finished_study_asked_again_probes_nothing(finished, options, run):
 
 
 def test_more_probes_may_be_asked_for_later(finished, options):
-    runner = TalliedRunner(ModelRunner())
+    runner = TalliedRunner(FormulaRunner())
     result = optimize(runner, options, max_probes=10)
     assert len(runner.asked) == 2
     assert result.spent.probes == 10
@@ -276,7 +276,7 @@ def test_more_probes_may_be_asked_for_later(finished, options):
 def test_a_lost_journal_is_rebuilt_from_the_trace(finished, options, run):
     before = sorted(tuple(t.values) for t in trials(run, TrialState.COMPLETE))
     run.journal.unlink()
-    runner = TalliedRunner(ModelRunner())
+    runner = TalliedRunner(FormulaRunner())
     optimize(runner, options)
     assert runner.asked == []
     assert sorted(tuple(t.values) for t in trials(run, TrialState.COMPLETE)) == before
@@ -288,7 +288,7 @@ def test_a_torn_journal_and_a_torn_trace_are_mended(finished, options, run):
         path.write_bytes(data[:-30])
     notes = []
     result = optimize(
-        ModelRunner(),
+        FormulaRunner(),
         options,
         on_progress=lambda e: notes.append(e.message) if e.kind == "note" else 0,
     )
@@ -309,19 +309,19 @@ def test_a_torn_journal_and_a_torn_trace_are_mended(finished, options, run):
 def test_another_question_under_the_same_name_is_refused(finished, options, run, change, told):
     before = run.trace.read_bytes()
     with pytest.raises(InputError, match=f"another question.*{told}.*another name") as caught:
-        optimize(ModelRunner(), {**options, **change})
+        optimize(FormulaRunner(), {**options, **change})
     assert "\n" not in str(caught.value)
     assert run.trace.read_bytes() == before
 
 
 def test_what_a_user_enqueues_does_not_disturb_the_search(options, run):
-    optimize(ModelRunner(), options, max_probes=3)
+    optimize(FormulaRunner(), options, max_probes=3)
     study = load(run)
     other = next(t.params for t in study.get_trials() if t.params != study.get_trials()[0].params)
     study.enqueue_trial(other)
     study.enqueue_trial({"micro_batch": 1})
     study.ask()  # the second is left waiting
-    runner = TalliedRunner(ModelRunner())
+    runner = TalliedRunner(FormulaRunner())
     assert optimize(runner, options, max_probes=6).spent.probes == 6
     assert len(runner.asked) == 3
     # The user's own trials stay as they are.
@@ -335,13 +335,13 @@ def test_what_a_user_enqueues_does_not_disturb_the_search(options, run):
 def test_another_meter_under_the_same_name_is_refused(finished, options):
     for other in (MeterInfo("nvml", "gpu", "counter"), MeterInfo("rapl", "node", "counter")):
         with pytest.raises(InputError, match="meter"):
-            optimize(ModelRunner(meter=other), options)
+            optimize(FormulaRunner(meter=other), options)
 
 
 def test_a_second_driver_alive_is_refused(finished, options, run):
     with run.locked(), pytest.raises(InputError, match=f"process {os.getpid()}"):
-        optimize(ModelRunner(), options)
-    assert optimize(ModelRunner(), options).spent.probes == 8
+        optimize(FormulaRunner(), options)
+    assert optimize(FormulaRunner(), options).spent.probes == 8
 
 
 # Storages.
@@ -349,10 +349,10 @@ def test_a_second_driver_alive_is_refused(finished, options, run):
 
 def test_a_database_by_url_holds_the_study(options, run, tmp_path):
     url = f"sqlite:///{tmp_path / 'study.db'}"
-    result = optimize(ModelRunner(), options, storage=url, max_probes=4)
+    result = optimize(FormulaRunner(), options, storage=url, max_probes=4)
     assert not run.journal.exists()
     assert len(trials(run, TrialState.COMPLETE, url)) == result.spent.measurements
-    runner = TalliedRunner(ModelRunner())
+    runner = TalliedRunner(FormulaRunner())
     optimize(runner, options, storage=url)
     assert len(runner.asked) == 4
 
@@ -365,7 +365,7 @@ def test_a_run_that_changes_its_storage_says_so(options, tmp_path, monkeypatch):
     def again(storage):
         said.clear()
         optimize(
-            ModelRunner(),
+            FormulaRunner(),
             {
                 **options,
                 "storage": storage,
@@ -391,10 +391,13 @@ def test_a_limit_that_is_not_given_again_is_named(options, tmp_path):
     said: list[str] = []
     receive = {"on_progress": lambda event: said.append(event.message)}
     optimize(
-        ModelRunner(), {**options, **receive}, max_probes=2, constraints=Constraints(deadline_s=9e6)
+        FormulaRunner(),
+        {**options, **receive},
+        max_probes=2,
+        constraints=Constraints(deadline_s=9e6),
     )
     assert not any("differs from" in sentence for sentence in said)
-    optimize(ModelRunner(), {**options, **receive}, max_probes=3)
+    optimize(FormulaRunner(), {**options, **receive}, max_probes=3)
     assert any("deadline_s was 9000000.0 and is not given" in sentence for sentence in said)
 
 
@@ -411,17 +414,17 @@ def test_a_second_driver_of_a_study_is_refused_and_the_first_goes_on(options, tm
     def spoil(request):
         if request.probe_id == "p0002":  # while the first has a probe in flight
             with pytest.raises(InputError, match="of another run folder; continue") as caught:
-                optimize(ModelRunner(), two)
+                optimize(FormulaRunner(), two)
             assert "\n" not in str(caught.value)
 
-    result = optimize(TalliedRunner(ModelRunner(), spoil), one, max_probes=5)
+    result = optimize(TalliedRunner(FormulaRunner(), spoil), one, max_probes=5)
     assert result.spent.probes == 5
     first = RunFolder(tmp_path / "one" / "study")
     assert len(trials(first, TrialState.COMPLETE, url)) == 5
     assert not trials(first, TrialState.FAIL, url)
     assert not read_trace(tmp_path / "two" / "study" / "trace" / "probes.jsonl").records
     # Under another name the database holds both.
-    assert optimize(ModelRunner(), {**two, "name": "other"}, max_probes=2).spent.probes == 2
+    assert optimize(FormulaRunner(), {**two, "name": "other"}, max_probes=2).spent.probes == 2
 
 
 def test_a_trace_that_lost_its_last_probe_is_continued(options, run, tmp_path):
@@ -429,10 +432,10 @@ def test_a_trace_that_lost_its_last_probe_is_continued(options, run, tmp_path):
     url = f"sqlite:///{tmp_path / 'study.db'}"
     for storage in (None, url):
         more = {**options, "storage": storage, "name": "own" if storage is None else "shared"}
-        optimize(ModelRunner(), more, max_probes=2)
+        optimize(FormulaRunner(), more, max_probes=2)
         trace = RunFolder(options["runs_dir"] / more["name"]).trace
         trace.write_bytes(trace.read_bytes()[:-30])
-        assert optimize(ModelRunner(), more, max_probes=3).spent.probes == 3
+        assert optimize(FormulaRunner(), more, max_probes=3).spent.probes == 3
 
 
 def test_a_configuration_that_the_study_cannot_have_is_refused_at_once(options):
@@ -452,9 +455,9 @@ def test_a_configuration_that_the_study_cannot_have_is_refused_at_once(options):
 
 
 def test_a_journal_without_its_study_toml_is_continued(options, run):
-    optimize(ModelRunner(), options, max_probes=2)
+    optimize(FormulaRunner(), options, max_probes=2)
     run.study_file.unlink()
-    assert optimize(ModelRunner(), options, max_probes=3).spent.probes == 3
+    assert optimize(FormulaRunner(), options, max_probes=3).spent.probes == 3
 
 
 @pytest.mark.parametrize(
@@ -471,7 +474,7 @@ def test_a_journal_without_its_study_toml_is_continued(options, run):
 def test_a_storage_that_cannot_be_opened_is_one_sentence(finished, options, run, url, told):
     before = run.trace.read_bytes()
     with pytest.raises(InputError, match=told) as caught:
-        optimize(ModelRunner(), options, storage=url)
+        optimize(FormulaRunner(), options, storage=url)
     assert "\n" not in str(caught.value)
     assert "secret" not in str(caught.value)
     assert run.trace.read_bytes() == before
@@ -492,10 +495,10 @@ def test_a_storage_that_fails_midway_loses_nothing(options, run, monkeypatch, tm
     with monkeypatch.context() as patch:
         patch.setattr(optuna.Study, "add_trial", add_trial)
         with pytest.raises(InputError, match="stopped answering") as caught:
-            optimize(ModelRunner(), options, storage=url)
+            optimize(FormulaRunner(), options, storage=url)
         assert "\n" not in str(caught.value)
     assert len(read_trace(run.trace).records) == 3
-    runner = TalliedRunner(ModelRunner())
+    runner = TalliedRunner(FormulaRunner())
     result = optimize(runner, options, storage=url, max_probes=5)
     assert result.spent.probes == 5
     assert len(runner.asked) == 2
@@ -506,12 +509,12 @@ def test_a_study_of_that_name_about_something_else_is_refused(options, tmp_path)
     url = f"sqlite:///{tmp_path / 'study.db'}"
     optuna.create_study(study_name="study", storage=url, direction="minimize")
     with pytest.raises(InputError, match="already holds a study"):
-        optimize(ModelRunner(), options, storage=url)
+        optimize(FormulaRunner(), options, storage=url)
     options["name"] = "mine"
-    optimize(ModelRunner(), options, storage=url, max_probes=2)
+    optimize(FormulaRunner(), options, storage=url, max_probes=2)
     options["runs_dir"] = tmp_path / "elsewhere"
     with pytest.raises(InputError, match="already holds a study"):
-        optimize(ModelRunner(), {**options, "space": "clocks"}, storage=url)
+        optimize(FormulaRunner(), {**options, "space": "clocks"}, storage=url)
 
 
 # The run folder.
@@ -557,7 +560,7 @@ def test_the_latest_run_is_found_and_an_unknown_one_is_not(tmp_path):
 def test_a_folder_that_cannot_be_made_is_said(options, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="cannot"):
-        optimize(ModelRunner(), {**options, "runs_dir": tmp_path / "file"})
+        optimize(FormulaRunner(), {**options, "runs_dir": tmp_path / "file"})
 
 
 def test_a_table_resumes_like_a_job(tmp_path):

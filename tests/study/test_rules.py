@@ -12,7 +12,8 @@ import pytest
 
 from tests.search.test_score import CONFIGURATIONS
 from tests.support.studies import (
-    ModelRunner,
+    EIGHT_GPUS,
+    FormulaRunner,
     measured,
     problem_of_job,
     record,
@@ -230,7 +231,7 @@ def test_a_node_that_would_wait_launches_today_again_beside_the_others(tmp_path:
     """The repeats of a search on one node stand alone; on four nodes no node waits for them."""
     runs = {}
     for nodes in (1, 4):
-        executor = Overlapping(ModelRunner("opt-350m", "a100-8"), capacity=nodes)
+        executor = Overlapping(FormulaRunner(**EIGHT_GPUS), capacity=nodes)
         run_optimize(
             replace(load_job("opt-350m"), steps=10**8),
             cluster="a100-8",

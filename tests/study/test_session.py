@@ -11,10 +11,11 @@ from threadpoolctl import threadpool_info, threadpool_limits
 
 import tuner
 from tests.support.studies import (
+    EIGHT_GPUS,
     LONG_JOB,
     METER,
     TOML,
-    ModelRunner,
+    FormulaRunner,
     TalliedRunner,
     run_optimize,
     run_replay,
@@ -180,7 +181,7 @@ def test_every_shipped_table_is_studied_to_a_front(options, name, group):
 
 @pytest.mark.parametrize(("budget_kJ", "capacity"), [(1.0, 3), (4.0, 1), (4.0, 3)])
 def test_the_probe_budget_is_respected(options, capacity, budget_kJ):
-    result = optimize(ModelRunner(), options, capacity=capacity, probe_budget_kJ=budget_kJ)
+    result = optimize(FormulaRunner(), options, capacity=capacity, probe_budget_kJ=budget_kJ)
     assert 0 < result.spent.energy_kJ <= budget_kJ
     assert "probe budget" in result.stopped or "would save" in result.stopped
     if result.spent.probes > 6:
@@ -191,7 +192,7 @@ def test_the_probe_budget_is_respected(options, capacity, budget_kJ):
 
 
 def test_a_budget_below_one_probe_starts_none(options):
-    runner = TalliedRunner(ModelRunner())
+    runner = TalliedRunner(FormulaRunner())
     result = optimize(runner, options, probe_budget_kJ=1e-4)
     assert runner.asked == []
     assert (result.front_points, result.best, result.baseline) == ((), None, None)
@@ -201,7 +202,7 @@ def test_a_budget_below_one_probe_starts_none(options):
 @pytest.mark.searches
 @pytest.mark.parametrize("count", [1, 5, pytest.param(11, marks=pytest.mark.slow)])
 def test_the_number_of_probes_is_respected(options, count):
-    runner = TalliedRunner(ModelRunner())
+    runner = TalliedRunner(FormulaRunner())
     result = optimize(runner, options, capacity=2, max_probes=count)
     assert len(runner.asked) == result.spent.probes == count
     again = [r for r in runner.asked if r.purpose == "verify"]
@@ -212,7 +213,7 @@ def test_the_number_of_probes_is_respected(options, count):
 
 
 def test_no_probe_starts_after_the_time_is_over(options):
-    result = optimize(ModelRunner(), options, search_s=80.0)
+    result = optimize(FormulaRunner(), options, search_s=80.0)
     assert 30 < result.spent.time_s <= 80.0
     assert "its 80 s are over" in result.stopped
 
@@ -221,7 +222,7 @@ def test_no_probe_starts_after_the_time_is_over(options):
 @pytest.mark.searches
 def test_with_no_limit_named_it_visits_eight_to_thirty_launches(options):
     """Of launches that nothing predicts; 24 to 29 over eight seeds, where 24 were wanted."""
-    result = optimize(ModelRunner(), options)
+    result = optimize(FormulaRunner(), options)
     launches = {p.configuration.launch for p in result.points}
     assert 7 <= len(launches) <= 30
     assert result.request.search.limits == {"max_probes": 40, "search_share": 0.01}
@@ -242,7 +243,7 @@ def test_a_search_ends_when_a_probe_does_not_repay_itself_over_the_training(opti
     for name, steps in {"short": 20, "usual": 20_000, "long": 100_000_000}.items():
         options["name"] = name
         long_job = replace(job, steps=steps)
-        executor = SimulatedExecutor(ModelRunner(), capacity=1)
+        executor = SimulatedExecutor(FormulaRunner(), capacity=1)
         told[name] = run_optimize(
             long_job, cluster="cpu-2", executor=executor, verify=False, max_probes=60, **options
         )
@@ -297,12 +298,12 @@ def test_several_in_flight_never_repeat_one_another_and_save_time(options, tmp_p
                 self.measured = self.measured | {record.request.launch}
             return record
 
-    executor = Watched(ModelRunner(), capacity=4)
+    executor = Watched(FormulaRunner(), capacity=4)
     limits = {"cluster": "cpu-2", "max_probes": 14, "verify": False}
     together = run_optimize(LONG_JOB, executor=executor, **options, **limits)
     assert executor.most >= 3
     options["name"] = "serial"
-    one = SimulatedExecutor(ModelRunner(), capacity=1)
+    one = SimulatedExecutor(FormulaRunner(), capacity=1)
     alone = run_optimize(LONG_JOB, executor=one, **options, **limits)
     assert together.spent.time_s < 0.8 * alone.spent.time_s
     assert together.spent.probes == alone.spent.probes == 14
@@ -339,7 +340,7 @@ def test_failures_are_recorded_and_never_retried_for_ever(options):
             return Failure("hang", "no step for 120 s")
         return None
 
-    runner = TalliedRunner(ModelRunner(), spoil)
+    runner = TalliedRunner(FormulaRunner(), spoil)
     result = optimize(runner, options, max_probes=20)
     failed = [record.request.launch for record in result.failures]
     assert failed
@@ -354,7 +355,7 @@ def spoil_free(configuration):
 
 
 def test_when_everything_fails_the_study_ends_and_says_so(options):
-    runner = TalliedRunner(ModelRunner(), lambda r: Failure("crash", "no luck"))
+    runner = TalliedRunner(FormulaRunner(), lambda r: Failure("crash", "no luck"))
     result = optimize(runner, options, max_probes=6)
     assert (result.spent.probes, result.spent.failed) == (6, 6)
     assert (result.front_points, result.best, result.baseline) == ((), None, None)
@@ -363,7 +364,7 @@ def test_when_everything_fails_the_study_ends_and_says_so(options):
 
 def test_a_failed_baseline_leaves_a_study_without_one(options):
     runner = TalliedRunner(
-        ModelRunner(), lambda r: Failure("crash", "no") if r.purpose == "baseline" else None
+        FormulaRunner(), lambda r: Failure("crash", "no") if r.purpose == "baseline" else None
     )
     result = optimize(runner, options, max_probes=6)
     assert result.baseline is None
@@ -377,7 +378,7 @@ def test_a_runner_that_raises_is_a_failed_probe(options):
         if request.probe_id == "p0002":
             raise RuntimeError("boom")
 
-    result = optimize(TalliedRunner(ModelRunner(), spoil), options, max_probes=5)
+    result = optimize(TalliedRunner(FormulaRunner(), spoil), options, max_probes=5)
     assert [r.failure.kind for r in result.failures] == ["crash"]
     assert result.spent.probes == 5
 
@@ -472,7 +473,7 @@ def test_the_choice_says_estimated_where_nothing_was_metered():
 @pytest.mark.parametrize("name", ["budget_kJ", "deadline_s", "power_cap_W", "probe_budget_kJ"])
 def test_a_limit_that_is_no_positive_number_is_refused(options, name, bad):
     with pytest.raises(InputError, match=name):
-        optimize(ModelRunner(), options, **{name: bad})
+        optimize(FormulaRunner(), options, **{name: bad})
     assert not (options["runs_dir"] / "study").exists()
 
 
@@ -495,18 +496,18 @@ def test_constraints_choose_and_do_not_cut(table, options):
 
 def test_a_users_own_baseline_is_measured(options):
     mine = Configuration.of(data_parallel=2, micro_batch=1, zero_stage=1)
-    result = optimize(ModelRunner(), options, max_probes=3, baseline=mine)
+    result = optimize(FormulaRunner(), options, max_probes=3, baseline=mine)
     assert result.baseline.configuration.get("zero_stage") == 1
     assert result.baseline.configuration.micro_batch == 1
     with pytest.raises(InvalidConfiguration):
-        optimize(ModelRunner(), options, baseline=Configuration.of(data_parallel=64))
+        optimize(FormulaRunner(), options, baseline=Configuration.of(data_parallel=64))
 
 
 @pytest.mark.slow
 @pytest.mark.searches
 def test_clocks_are_swept_inside_a_launch_where_they_can_be_set(options):
     meter = METER.__class__("nvml", "gpu", "a test's counter")
-    runner = TalliedRunner(ModelRunner("opt-350m", "a100-8", meter))
+    runner = TalliedRunner(FormulaRunner(meter, **EIGHT_GPUS))
     result = run_optimize(
         "opt-350m", cluster="a100-8", executor=SimulatedExecutor(runner), max_probes=8, **options
     )
@@ -602,7 +603,7 @@ def test_events_tell_the_story_in_order(finished_study):
 
 def test_the_report_and_the_launch_files_are_written(options):
     options["report"] = True
-    result = optimize(ModelRunner(), options, max_probes=2)
+    result = optimize(FormulaRunner(), options, max_probes=2)
     assert result.report_path == result.run_dir / "report.html"
     assert result.report_path.is_file()
     assert (result.run_dir / "best" / "ds_config.json").is_file()
@@ -631,12 +632,12 @@ def test_a_study_on_a_twin_is_marked_and_continues_on_no_other_meter(options):
     """A twin's figures are never a GPU's."""
     real = MeterInfo("nvml", "gpu", "NVML total-energy counter of 8 GPUs")
     twin = replace(real, source="NVML total-energy counter of 8 twin GPUs", twin=True)
-    result = optimize(ModelRunner(meter=twin), options, max_probes=2)
+    result = optimize(FormulaRunner(meter=twin), options, max_probes=2)
     assert {p.meter.mark for p in result.points} == {"twin"}
     assert "(twin)" in result.choice.sentence
     assert result.to_json()["points"][0]["meter"]["twin"] is True
     with pytest.raises(InputError, match=r"scope, twin\).*scope, metered\); give another"):
-        optimize(ModelRunner(meter=real), options, max_probes=3)
+        optimize(FormulaRunner(meter=real), options, max_probes=3)
     again = tuner.load_result("study", runs_dir=options["runs_dir"])
     assert {p.meter.mark for p in again.points} == {"twin"}
 

@@ -9,7 +9,7 @@ import optuna
 import pytest
 
 import tuner
-from tests.support.studies import LONG_JOB, ModelRunner
+from tests.support.studies import LONG_JOB, FormulaRunner
 from tests.twin import TwinGpu, TwinNode
 from tuner.answer.parts import as_json
 from tuner.dashboard.server import note
@@ -39,7 +39,7 @@ FIGURE = re.compile(
 ENERGY = r"(?i:energy|power|carbon)|(^|_)[kM]?(J|W|Wh)(_|$)"
 
 
-class TimeAlone(ModelRunner):
+class TimeAlone(FormulaRunner):
     """Runner whose records were written and read as those of time alone."""
 
     def run(self, request):
@@ -221,7 +221,7 @@ def test_a_choice_by_energy_is_refused(study, asked):
 def test_clocks_are_no_knob_of_time_alone(tmp_path):
     class Clocks(TimeAlone):
         def __init__(self):
-            super().__init__(cluster="a100-8", meter=NONE)
+            super().__init__(NONE)
 
     with pytest.raises(InputError, match="clock_MHz is not a knob where energy is not measured"):
         tuner.optimize(

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.studies import LONG_JOB, ModelRunner, run_optimize
+from tests.support.studies import LONG_JOB, FormulaRunner, run_optimize
 from tuner.executors.local import SimulatedExecutor
 from tuner.problem.run_folder import RunFolder
 from tuner.result import Result
@@ -31,11 +31,11 @@ SPACE = SearchSpace(
 )
 
 
-class Refusing(ModelRunner):
+class Refusing(FormulaRunner):
     """Runner on devices that take no value of some knobs."""
 
     def __init__(self, refused: Sequence[str] = ("clock_MHz",)) -> None:
-        super().__init__(cluster="a100-8")
+        super().__init__()
         self._refused = refused
 
     def run(self, request: ProbeRequest) -> ProbeRecord:
@@ -51,7 +51,7 @@ class Refusing(ModelRunner):
         return replace(record, measurements=measurements, missed=missed, failure=failure)
 
 
-def searched(runs: Path, runner: ModelRunner, **more: Any) -> Result:
+def searched(runs: Path, runner: FormulaRunner, **more: Any) -> Result:
     options = {"space": SPACE, "cluster": "a100-8", "name": "study", "report": False, **more}
     executor = SimulatedExecutor(runner)
     return run_optimize(LONG_JOB, executor=executor, runs_dir=runs, **options)

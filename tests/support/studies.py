@@ -10,16 +10,16 @@ from typing import Any
 
 import tuner
 from tuner.executors.local import SimulatedExecutor
-from tuner.models.analytic.model import AnalyticModel
 from tuner.problem import from_job
 from tuner.problem.constraints import Constraints
 from tuner.problem.job_request import JobRequest
 from tuner.problem.problem import Problem
 from tuner.problem.settings import SearchSettings
 from tuner.result import Result
-from tuner.search_spaces.cluster import Cluster, load_cluster
+from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.job import load_job
+from tuner.search_spaces.knobs import stage_values
 from tuner.workload.records.probe import (
     Failure,
     Measurement,
@@ -151,24 +151,48 @@ def probe_with(
         request = replace(request, live=(*request.live, *further.live))
 
 
-class ModelRunner(Runner):
-    """Answers for a real job and cluster with the analytic model, bent a little by configuration.
+class FormulaRunner(Runner):
+    """Answers for a training by formulas of its knobs, bent a little by configuration.
+
+    More ranks divide the step, larger micro-batches and whole activations make it shorter, sharding
+    makes it longer, and a lower clock takes longer for less power.
 
     Args:
-        job, cluster: names.
         meter: what it claims to meter with.
+        serial_s: a step on one device at its highest clock.
+        device_W: power that one device adds at its highest clock.
+        top_MHz: its highest clock.
     """
 
-    def __init__(self, job: str = "tiny-gpt", cluster: str = "cpu-2", meter: MeterInfo = METER):
-        self._model = AnalyticModel(load_job(job), load_cluster(cluster))
+    def __init__(
+        self,
+        meter: MeterInfo = METER,
+        *,
+        serial_s: float = 0.8,
+        device_W: float = 5.8,
+        top_MHz: int = 1410,
+    ) -> None:
         self.meter = meter
+        self._serial_s, self._device_W, self._top_MHz = serial_s, device_W, top_MHz
+
+    def figures(self, configuration: Configuration) -> tuple[float, float]:
+        """Return step time and power."""
+        launch = configuration.launch
+        number = {name: float(v) for name, v in launch.items() if not isinstance(v, str | tuple)}
+        clocks = stage_values(configuration.live.get("clock_MHz")) or (self._top_MHz,)
+        slower = self._top_MHz / min(float(clock) for clock in clocks)
+        bend = 1 + 0.2 * (zlib.crc32(launch.key.encode()) % 100) / 100
+        time_s = self._serial_s / configuration.world_size * bend * (0.4 + 0.6 * slower)
+        time_s *= 1 + 0.1 / number.get("micro_batch", 1.0) + 0.02 * number.get("zero_stage", 0.0)
+        if launch.get("activation_checkpointing") == "full":
+            time_s *= 1.3
+        busy = 0.3 + 0.7 / slower**3
+        return time_s, self._device_W * (0.7 + configuration.world_size * busy)
 
     def run(self, request: ProbeRequest) -> ProbeRecord:
         windows = []
         for configuration in request.configurations():
-            said = self._model.predict([configuration])
-            bend = 1 + 0.2 * (zlib.crc32(configuration.launch.key.encode()) % 100) / 100
-            time_s, power_W = float(said.step_time_s[0]) * bend, float(said.power_W[0])
+            time_s, power_W = self.figures(configuration)
             windows.append(measured(configuration.live, time_s=time_s, power_W=power_W))
         spent_J = sum(m.energy_J for m in windows) + 5.0 * windows[0].power_W
         return ProbeRecord(
@@ -182,6 +206,10 @@ class ModelRunner(Runner):
 
     def close(self) -> None:
         pass
+
+
+#: A node of eight GPUs that trains a model of 350 million parameters.
+EIGHT_GPUS = {"serial_s": 25.0, "device_W": 370.0}
 
 
 def grouped(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -206,10 +234,10 @@ def run_replay(*arguments: Any, **options: Any) -> Result:
 
 
 def modelled_study(runs_dir: Path, *, max_probes: int) -> Result:
-    """Run a study of the default job on `ModelRunner`'s probes, in a run named "study"."""
+    """Run a study of the default job on `FormulaRunner`'s probes, in a run named "study"."""
     return run_optimize(
         cluster="cpu-2",
-        executor=SimulatedExecutor(ModelRunner()),
+        executor=SimulatedExecutor(FormulaRunner()),
         runs_dir=runs_dir,
         name="study",
         report=False,
