@@ -37,6 +37,8 @@ from tuner.workload.records.trace import read_trace
 PROBES = (3, 4, 5)
 #: Steps of the trainings that follow, which repay every probe.
 STEPS = 10_000_000
+#: Steps of an epoch, of which zeus-nsdi23 has the time: a window of epochs would take days.
+EPOCH_STEPS = 10_000
 #: Default batch sizes of Zeus's workloads (NSDI 2023, table 1), by the beginning of the name.
 DEFAULT_BATCH = {
     "cifar100": 1024,
@@ -106,10 +108,10 @@ def cases(zeus: Path | None) -> Iterator[Case]:
         yield Case(truth, problem)
     for truth in recorded_truths(zeus) if zeus else ():
         truth = _zeus(truth)
-        yield Case(truth, truth.problem())
+        yield Case(truth, replace(truth.problem(), steps=STEPS))
     for truth in (*recorded_truths(RECORDED), _nano_gpt()):
         crashes = {c.launch for c in truth.figures if truth.name == "nanoGPT" and c.world_size > 1}
-        yield Case(truth, truth.problem(), frozenset(crashes))
+        yield Case(truth, replace(truth.problem(), steps=STEPS), frozenset(crashes))
 
 
 def _with_gain() -> list[list[vtrain.Launch]]:
@@ -125,8 +127,8 @@ def _with_gain() -> list[list[vtrain.Launch]]:
 def _zeus(truth: Truth) -> Truth:
     default = next(b for name, b in DEFAULT_BATCH.items() if f": {name}" in truth.name)
     figures = {
-        Configuration(Settings(micro_batch=c.get("batch_size")), c.live): pair
-        for c, pair in truth.figures.items()
+        Configuration(Settings(micro_batch=c.get("batch_size")), c.live): (s / EPOCH_STEPS, watts)
+        for c, (s, watts) in truth.figures.items()
     }
     size = max(c.micro_batch for c in figures if c.micro_batch <= default)
     alike = (c for c in figures if c.micro_batch == size)

@@ -10,6 +10,7 @@ from benchmarks.noisy_cluster import Truth
 from benchmarks.small_searches import Case, cases, search
 from tests.search.test_crash_causes import ERROR, EVERY, records_of
 from tests.support.studies import METER, measured
+from tuner.problem.problem import ProbeCost
 from tuner.search.candidate_planner import CandidatePlanner
 from tuner.search.planner import PlanningState
 from tuner.search_spaces.configuration import Configuration
@@ -66,6 +67,28 @@ def test_without_models_twice_the_micro_batch_is_tried_or_the_middle_setting(
     assert plan.configurations == (
         Configuration.of(data_parallel=1, micro_batch=batch, clock_MHz=clock_MHz),
     )
+
+
+def test_few_probes_hardly_leave_a_launch_whose_windows_take_hours() -> None:
+    """What such a search has few of is launches, however much longer a window takes than one."""
+    candidates = Candidates.from_configurations(
+        Configuration.of(micro_batch=m, clock_MHz=c)
+        for m in (1, 2, 4, 8, 16, 32)
+        for c in (600, 800, 1000, 1200, 1400)
+    )
+    records = []
+    for number, (batch, clock, time_s) in enumerate([(32, 1400, 6000.0), (32, 1000, 6500.0)]):
+        tried = Configuration.of(micro_batch=batch, clock_MHz=clock)
+        request = ProbeRequest(f"p{number:04d}", tried.launch, (tried.live,), extendable=True)
+        window = measured(tried.live, time_s=time_s, power_W=float(clock) / 6)
+        records.append(ProbeRecord(request, (window,), METER))
+    cost = ProbeCost(launch_s=30.0, min_steps=24)
+    leaves = {}
+    for few_probes in (True, False):
+        planner = CandidatePlanner(candidates, few_probes=few_probes, seed=0)
+        plan = planner.plan_continuation(PlanningState(records[:1], cost=cost), records[1])
+        leaves[few_probes] = plan is None
+    assert leaves == {True: False, False: True}
 
 
 def case_of(truth: Truth) -> Case:

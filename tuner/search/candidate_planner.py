@@ -151,7 +151,8 @@ class CandidatePlanner(ProbePlanner):
         if len(so_far.request.live) > self.max_live:
             return None  # the probe's time limit holds the first window and `max_live` further ones
         if self._few_probes:
-            dear_s = DEAR * max(state.cost.launch_s, state.cost.window_s)
+            windows_s = [m.window_s for m in so_far.measurements]
+            dear_s = DEAR * max(state.cost.launch_s, state.cost.window_s, *windows_s)
             state = replace(state, cost=replace(state.cost, launch_s=dear_s))
         observations = self._observe(state, so_far)
         trains = self._trains(state.records, observations)
