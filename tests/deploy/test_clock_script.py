@@ -53,6 +53,8 @@ with (here / "log").open("a") as log:
     log.write(" ".join(words) + "\\n")
 """
 
+#: The long-term power limit of the cores' package.
+CAP = "class/powercap/intel-rapl:0/constraint_0_power_limit_uw"
 EARLIER = {"lgc": "none", "lmc": "none", "pl": "400.00", "pm": "Enabled", "sm": "1410"}
 
 
@@ -310,10 +312,12 @@ def test_too_few_gpus_are_said(machine: Machine) -> None:
 class TestCores:
     """The script of a machine without GPUs, on a made-up sysfs."""
 
-    def run(self, root: Path, *command: str, **live: int) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, root: Path, *command: str, sudo: str = "", **live: int
+    ) -> subprocess.CompletedProcess[str]:
         script = root.parent / "clocks.sh"
         script.write_text(clocks_sh(Configuration.of(data_parallel=2, **live), 2, cores=True))
-        env = {**os.environ, "SYSFS": str(root)}
+        env = {**os.environ, "SYSFS": str(root), "SUDO": sudo}
         return finished(["bash", str(script), *command], env=env, timeout=60)
 
     def test_sets_what_the_governor_sets_and_restores_it(self, tmp_path: Path) -> None:
@@ -329,6 +333,46 @@ class TestCores:
             governor.close()
             shutil.rmtree(tmp_path / "during")
             assert settings_of(root) == before
+
+    @pytest.mark.parametrize(
+        ("live", "file", "number"),
+        [
+            ({"clock_MHz": 900}, "devices/system/cpu/cpufreq/policy1/scaling_max_freq", 2_000_000),
+            ({"clock_MHz": 900}, "devices/system/cpu/cpufreq/policy1/scaling_max_freq", 800_000),
+            ({"power_limit_W": 17}, CAP, 14_000_000),
+        ],
+    )
+    def test_what_another_has_written_stays(
+        self, tmp_path: Path, live: dict[str, int], file: str, number: int
+    ) -> None:
+        root = make_sysfs(tmp_path / "sys")
+        before = settings_of(root)
+        done = self.run(root, "bash", "-c", f"echo {number} > {root / file}", **live)
+        said = f"clocks.sh: {root / file} stays at {number}, which another process has written\n"
+        assert (done.returncode, done.stderr) == (0, said)
+        assert settings_of(root) == before | {file: str(number)}
+
+    def test_what_the_kernel_rounds_is_put_back(self, tmp_path: Path) -> None:
+        """RAPL's unit is an eighth of a watt."""
+        root = make_sysfs(tmp_path / "sys")
+        before = settings_of(root)
+        done = self.run(root, "bash", "-c", f"echo 16875000 > {root / CAP}", power_limit_W=17)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert settings_of(root) == before
+
+    def test_a_value_that_is_not_taken_starts_nothing(self, tmp_path: Path) -> None:
+        """A file that reads back as it was, whatever is written, as a locked power cap does."""
+        root = make_sysfs(tmp_path / "sys")
+        before = settings_of(root)
+        takes_none = tmp_path / "sudo"
+        takes_none.write_text("#!/bin/sh\nexec cat\n")
+        takes_none.chmod(0o755)
+        script = tmp_path / "clocks.sh"
+        done = self.run(root, "echo", "started", power_limit_W=17, sudo=str(takes_none))
+        assert (done.returncode, done.stdout) == (3, "")
+        assert f"{script.name}: write" in done.stderr
+        assert "nothing is started" in done.stderr
+        assert settings_of(root) == before
 
     def test_a_machine_without_such_files_starts_nothing(self, tmp_path: Path) -> None:
         (tmp_path / "sys").mkdir()

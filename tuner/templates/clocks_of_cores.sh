@@ -1,6 +1,32 @@
 setter=write
-put() { printf '%s\n' "$2" | ${SUDO:-} tee "$1"; }
-put_back() { put "$@"; }
+write() { printf '%s\n' "$2" | ${SUDO:-} tee "$1"; }
+
+near() { (( $1 >= $2 - $2 / 50 && $1 <= $2 + $2 / 50 )); }  # files read back in hardware's steps
+
+put() {  # put FILE VALUE; the kernel may hold a clock lower against heat, and takes no other value
+    local before now
+    before=$(<"$1") && write "$@" && now=$(<"$1") || return
+    ! near "$now" "$2" || return 0
+    [[ $1 != */cpufreq/* ]] || (( now > $2 )) || return 0
+    write "$1" "$before"
+    return 1
+}
+
+put_back() {  # put_back FILE EARLIER OURS; what others wrote meanwhile stays
+    local now
+    now=$(<"$1") || return
+    [[ $now != "$2" ]] || return 0
+    if ! near "$now" "$3"; then
+        if [[ $1 == */cpufreq/* ]] && (( now < $3 )); then  # held against heat, or another's
+            write "$1" "$2" || return
+            [[ $(<"$1") != "$now" ]] || return 0  # the kernel holds it, whatever is written
+            write "$1" "$now"
+        fi
+        echo "clocks.sh: $1 stays at $now, which another process has written" >&2
+        return 0
+    fi
+    write "$1" "$2"
+}
 
 @COLLECT@
 read_back() { :; }  # the kernel forgets nothing
@@ -12,7 +38,7 @@ sys=${SYSFS:-/sys}
 back=()
 set_to=()
 change() {  # change FILE VALUE; the last change is restored first
-    back=("$1 $(<"$1")" "${back[@]}")
+    back=("$1 $(<"$1") $2" "${back[@]}")
     set_to+=("$1 $2")
 }
 if (( ${#clocks_MHz[@]} )); then
