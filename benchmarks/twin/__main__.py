@@ -2,7 +2,8 @@
 
 Nothing here is a measurement of a GPU. Targets: energy error 0.5 % (median) and 1 % (worst) under
 filtered power and a lagging counter, and 1 % under power smoothing; no clock left wrong,
-every condition of fleets right and doctor in agreement with what a study does; and by a whole
+no power limit of others undone, by whatever end and guard; every condition of fleets right and
+doctor in agreement with what a study does; and by a whole
 study 98 % of the true front's hypervolume, windows off the laws by 0.05 % (median) and 0.5 %
 (worst), and points by 1 %.
 """
@@ -13,6 +14,7 @@ import statistics
 import tempfile
 from collections.abc import Sequence
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +24,12 @@ from benchmarks.twin.clocks import delivered_clock_error
 from benchmarks.twin.energy import window_error
 from benchmarks.twin.front import run_study
 from benchmarks.twin.smoothing import smoothing_error_worst
-from tests.workload.node.clocks.governor_faults import FAULTS, try_fault
+from tests.workload.node.clocks.governor_faults import (
+    FAULTS,
+    try_cpu_fault,
+    try_fault,
+    try_root_fault,
+)
 from tests.workload.node.platforms.fleet_conditions import CONDITIONS, wrong
 
 
@@ -57,6 +64,18 @@ def clocks(windows: int, rounds: int) -> list[Figure]:
         Figure("delivered_clock_error_worst", max(errors), "%"),
         Figure("clocks_wrong", wrong, "count"),
     ]
+
+
+def limits_of_others() -> list[Figure]:
+    kept = tried = 0
+    with tempfile.TemporaryDirectory() as folder:
+        for attempt, watts in ((try_fault, 137), (try_root_fault, 137), (try_cpu_fault, 13)):
+            for fault, seed in product(FAULTS, range(2)):  # 0: nothing is set after the others
+                left = attempt(fault, seed, Path(folder), others_W=watts)
+                tried, kept = tried + 1, kept + (not left)
+                if left:
+                    print(f"{attempt.__name__} {fault} {seed}: {left}")
+    return [Figure("limits_of_others_kept", kept, f"of {tried}")]
 
 
 def smoothing() -> list[Figure]:
@@ -100,7 +119,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     options = parser.parse_args(argv)
     figures = energy(options.windows) + smoothing() + conditions()
-    figures += clocks(max(1, options.windows // 5), options.rounds)
+    figures += clocks(max(1, options.windows // 5), options.rounds) + limits_of_others()
     if find_spec("deepspeed") is None:
         print("front_hypervolume: deepspeed is not installed")
     elif options.probes:

@@ -3,8 +3,10 @@
 Each socket has up to four ACPI power meters under hwmon, told apart by `power1_oem_info`: "Module
 Power Socket 0" holds everything of the superchip, "Grace Power Socket 0" the processor with its
 memory; "CPU" and "SysIO" are parts of that. So the modules are summed, and the others and the GPUs
-stand beside them in the samples: nothing is added twice. They tell an average power and no energy,
-which is integrated (NVIDIA Grace Performance Tuning Guide, "Power Telemetry"; Linux,
+stand beside them in the samples: nothing is added twice. A module of GH200 holds one GPU, one of
+GB200 and GB300 two (a tray of four has two sockets, whose modules' power includes the GPUs';
+SemiAnalysisAI/InferenceX, docs on NVL72). They tell an average power and no energy, which is
+integrated (NVIDIA Grace Performance Tuning Guide, "Power Telemetry"; Linux,
 Documentation/hwmon/acpi_power_meter.rst).
 """
 
@@ -18,7 +20,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tuner.workload.node.meters.base import Meter, MeterError, Reading, Ticker
-from tuner.workload.node.meters.nvml import Edge, Integral, LostJoules, NvmlMeter, WatchedMeter
+from tuner.workload.node.meters.nvml import (
+    TWO_ON_A_MODULE,
+    Edge,
+    Integral,
+    LostJoules,
+    NvmlMeter,
+    WatchedMeter,
+)
 from tuner.workload.records.probe import MeterInfo, PowerSample
 
 _LABEL = re.compile(r"(Module|Grace|CPU|SysIO) Power Socket (\d+)")
@@ -72,9 +81,10 @@ class SuperchipMeter(WatchedMeter):
 
     Args:
         gpus: meter of the GPUs, which stand beside the modules.
-        count: number of visible GPUs; modules are charged only where each of them has one.
+        count: number of visible GPUs; modules are charged only if all of their GPUs are visible.
+        each: number of GPUs on a module.
 
-    MeterError if there are no modules, or as many as GPUs are visible.
+    MeterError if there are no modules, or if GPUs of them are not visible.
     """
 
     def __init__(
@@ -82,6 +92,7 @@ class SuperchipMeter(WatchedMeter):
         gpus: Meter,
         count: int,
         *,
+        each: int = 1,
         root: str | Path = "/sys/class/hwmon",
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], None] = time.sleep,
@@ -92,10 +103,11 @@ class SuperchipMeter(WatchedMeter):
         self._parts = [channel for channel in every if channel.part != "Module"]
         if not self._modules:
             raise MeterError(f'no superchip: there is no "Module Power" channel under {root}')
-        if len(self._modules) != count:
+        modules = len(self._modules)
+        if each * modules != count:
             raise MeterError(
-                f"{len(self._modules)} superchip modules and {count} visible GPUs: which of them "
-                "belong together is not known"
+                f"{modules} superchip modules and {count} visible GPUs: which of them belong "
+                "together is not known"
             )
         super().__init__(clock, sleep)
         self._gpus = gpus
@@ -105,8 +117,8 @@ class SuperchipMeter(WatchedMeter):
         self.info = MeterInfo(
             name="superchip",
             scope="module",
-            source=f"hwmon module power of {count} superchip{'s' * (count > 1)}, integrated every "
-            f"{1000 * sample_period_s:.0f} ms; {gpus.info.source} beside it",
+            source=f"hwmon module power of {modules} superchip{'s' * (modules > 1)}, integrated "
+            f"every {1000 * sample_period_s:.0f} ms; {gpus.info.source} beside it",
             host="the whole superchips: GPU, Grace processor, memory and links; nothing else of "
             "the node",
             twin=gpus.info.twin,
@@ -181,7 +193,8 @@ def opener(open_gpus: Callable[[], NvmlMeter], root: Path) -> Callable[[], Meter
     def opened() -> Meter:
         gpus = open_gpus()
         try:
-            return SuperchipMeter(gpus, len(gpus.gpus), root=root)
+            each = 2 if any(TWO_ON_A_MODULE.search(gpu.name) for gpu in gpus.gpus) else 1
+            return SuperchipMeter(gpus, len(gpus.gpus), each=each, root=root)
         except BaseException:
             gpus.close()
             raise

@@ -7,7 +7,8 @@ SIGKILL, SIGTERM or SIGINT to the whole process group (with the driver that star
 SIGKILL to the agent alone while a child holds its pipe, by an exception, by `_exit`. On a GPU node
 where only root may set clocks, agents ask the guard of root, as a unit starts it. In other cases
 a setter fails half-way, a restore fails at first, or the guard is killed. Afterwards every device
-must have its earlier settings within half a minute. Target: none left wrong.
+must have its earlier settings within half a minute, but for a power limit that another process has
+set meanwhile: that stays. Target: none left wrong.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ import os, random, signal, sys, time
 import pynvml
 from tests.twin import TwinNode
 from tuner.search_spaces.configuration import Settings
-from tuner.workload.node.clocks.base import GovernorError
+from tuner.workload.node.clocks.base import GovernorError, SetByOthers
 from tuner.workload.node.clocks.governor import NvmlGovernor
 node = TwinNode.of_environment()
 governor = NvmlGovernor(environ={})
@@ -63,6 +64,8 @@ choices = {
     "power_limit_W": (0.4, [150, 250, (200, 300)]),
 }
 half_way = {"clock_MHz": (600, 900)}
+def another_sets():
+    node.set(0, limit_W=float(sys.argv[4]))
 def fail_setter():
     node.fail("nvmlDeviceSetGpuLockedClocks", pynvml.NVML_ERROR_UNKNOWN, first=2, times=1)
 def fail_restore():
@@ -73,12 +76,17 @@ BY_ROOT = GPUS.replace("environ={}", "environ={SOCKET: os.environ[SOCKET]}").rep
     "governor._guard.pid", "guards_of(os.getpid())[0]"
 )
 BY_ROOT = f"from tests.support.guards import guards_of\nSOCKET = {SOCKET!r}\n{BY_ROOT}"
+#: The power limit of the cores' package that another process sets.
+CAP = "class/powercap/intel-rapl:0/constraint_0_power_limit_uw"
 #: ... or the cores of a made-up sysfs.
-CORES = """
+CORES = f"""
+CAP = {CAP!r}
+"""
+CORES += """
 import os, random, signal, sys, time
 from pathlib import Path
 from tuner.search_spaces.configuration import Settings
-from tuner.workload.node.clocks.base import GovernorError
+from tuner.workload.node.clocks.base import GovernorError, SetByOthers
 from tuner.workload.node.clocks.cpu import CpuGovernor
 governor = CpuGovernor(sys.argv[3], cpus=range(4))
 guard_pid = lambda: governor._guard.pid
@@ -88,6 +96,8 @@ choices = {
 }
 half_way = {"clock_MHz": 1500}
 write = Path.write_text
+def another_sets():
+    write(Path(sys.argv[3], CAP), f"{sys.argv[4]}000000")
 def fail(first, times):
     calls = iter(range(10**9))
     def flaky(path, text):
@@ -110,10 +120,20 @@ def some():
             if draw.random() < chance:
                 live[name] = draw.choice(values)
     return Settings(live)
+def change():
+    try:
+        governor.apply(some())
+    except SetByOthers:  # it is above what another process has set
+        pass
+idle = False
 governor.apply(some())
 if fault == "kill_agent_leaky" and os.fork() == 0:
     time.sleep(120)
     os._exit(0)
+if len(sys.argv) > 4:
+    governor.apply(Settings(power_limit_W=choices["power_limit_W"][1][0]))
+    another_sets()
+    idle = seed % 2 == 0  # so that nothing is looked at before the end
 print(guard_pid(), flush=True)
 count = draw.randrange(1, 12)
 for number in range(10**9):
@@ -131,7 +151,8 @@ for number in range(10**9):
         fail_restore()
         governor.close()
         sys.exit(0)
-    governor.apply(some())
+    if not idle:
+        change()
     time.sleep(draw.random() * 0.01)
 if fault == "exception":
     raise RuntimeError("the agent fell over")
@@ -139,7 +160,7 @@ if fault == "exit":
     os._exit(3)
 if fault == "guard_killed":
     os.kill(guard_pid(), signal.SIGKILL)
-    governor.apply(some())  # a new guard is made before anything is touched
+    governor.apply(Settings(half_way))  # a new guard is made before anything is touched
     os.kill(os.getpid(), signal.SIGKILL)
 governor.close()
 """
@@ -196,28 +217,30 @@ def _twin(path: Path, **options: Any) -> tuple[TwinNode, dict[str, str]]:
     return node, environ
 
 
-def try_fault(fault: str, seed: int, folder: Path) -> str:
-    """Try one fault on GPUs; what was left wrong, or empty."""
-    node, environ = _twin(folder / f"{fault}-{seed}")
-    words = [GPUS + AGENT, fault, str(seed)]
-    return _try(fault, seed, words, environ, lambda: stands(node))
+def try_fault(fault: str, seed: int, folder: Path, *, others_W: int = 0) -> str:
+    """Try one fault on GPUs; return what was left wrong, or "".
+
+    Args:
+        others_W: power limit of the first device that another process sets meanwhile; 0: none.
+    """
+    node, environ = _twin(folder / f"{fault}-{seed}-{others_W}")
+    return _try(fault, seed, [GPUS + AGENT, "-"], environ, lambda: stands(node), others_W)
 
 
-def try_root_fault(fault: str, seed: int, folder: Path) -> str:
-    """Try one fault on GPUs that only the guard of root may set; what was left wrong, or empty."""
-    node, environ = _twin(folder / f"{fault}-{seed}-root", root=False)
-    words = [BY_ROOT + AGENT, fault, str(seed)]
+def try_root_fault(fault: str, seed: int, folder: Path, *, others_W: int = 0) -> str:
+    """Try one fault on GPUs that only the guard of root may set, as `try_fault` does."""
+    node, environ = _twin(folder / f"{fault}-{seed}-{others_W}-root", root=False)
     with tempfile.TemporaryDirectory() as place, unit(node, Path(place)) as path:
         environ[SOCKET] = str(path)
-        return _try(fault, seed, words, environ, lambda: stands(node))
+        return _try(fault, seed, [BY_ROOT + AGENT, "-"], environ, lambda: stands(node), others_W)
 
 
-def try_cpu_fault(fault: str, seed: int, folder: Path) -> str:
-    """Try one fault on processors; what was left wrong, or empty."""
-    root = make_sysfs(folder / f"{fault}-{seed}-cores")
-    words = [CORES + AGENT, fault, str(seed), str(root)]
+def try_cpu_fault(fault: str, seed: int, folder: Path, *, others_W: int = 0) -> str:
+    """Try one fault on processors, as `try_fault` does."""
+    root = make_sysfs(folder / f"{fault}-{seed}-{others_W}-cores")
     environ = os.environ | {"PYTHONPATH": str(ROOT)}
-    return _try(fault, seed, words, environ, lambda: settings_of(root))
+    words = [CORES + AGENT, str(root)]
+    return _try(fault, seed, words, environ, lambda: settings_of(root), others_W)
 
 
 def _try(
@@ -225,11 +248,22 @@ def _try(
     seed: int,
     words: Sequence[str],
     environ: Mapping[str, str],
-    stood: Callable[[], object],
+    stood: Callable[[], Any],
+    others_W: int,
 ) -> str:
-    """Start an agent, end it by the fault, and compare what stands with what stood before."""
+    """Start an agent, end it by the fault, and compare what stands with what stood before.
+
+    Args:
+        words: the agent's program, and the folder of its cores.
+    """
     draw = random.Random(seed)
     before = stood()
+    if others_W and isinstance(before, dict):
+        before = before | {CAP: f"{others_W}000000"}
+    elif others_W:
+        before = [(None, None, float(others_W)), *before[1:]]
+    program, root = words
+    words = [program, fault, str(seed), root, *[str(others_W)] * bool(others_W)]
     driver = subprocess.Popen(
         [sys.executable, "-c", DRIVER, "-c", *words],
         env=environ,

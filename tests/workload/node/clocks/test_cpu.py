@@ -285,3 +285,8 @@ class TestOfAMachine:
 @pytest.mark.parametrize("fault", FAULTS)
 def test_no_death_of_an_agent_leaves_a_processor_wrong(fault: str, tmp_path: Path) -> None:
     assert try_cpu_fault(fault, 1, tmp_path) == ""
+
+
+@pytest.mark.parametrize("fault", ["kill_group", "exception", "clean"])
+def test_no_end_undoes_a_limit_that_another_has_set(fault: str, tmp_path: Path) -> None:
+    assert try_cpu_fault(fault, 2, tmp_path, others_W=13) == ""

@@ -553,6 +553,10 @@ class TestGuard:
     def test_no_clock_is_left_wrong(self, tmp_path: Path, fault: str) -> None:
         assert try_fault(fault, 1, tmp_path) == ""
 
+    @pytest.mark.parametrize("fault", ["kill_group", "exception", "clean"])
+    def test_no_end_undoes_a_limit_that_another_has_set(self, tmp_path: Path, fault: str) -> None:
+        assert try_fault(fault, 2, tmp_path, others_W=137) == ""
+
     @pytest.fixture
     def fake(self, busy: Make) -> TwinNode:
         return busy(TwinGpu(), TwinGpu(), children=True)

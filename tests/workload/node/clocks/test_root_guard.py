@@ -103,6 +103,11 @@ def test_no_clock_is_left_wrong(tmp_path: Path, fault: str) -> None:
     assert try_root_fault(fault, 2, tmp_path) == ""
 
 
+@pytest.mark.parametrize("fault", ["kill_group", "exception", "clean"])
+def test_no_end_undoes_a_limit_that_another_has_set(tmp_path: Path, fault: str) -> None:
+    assert try_root_fault(fault, 2, tmp_path, others_W=137) == ""
+
+
 def test_a_governor_without_rights_sets_all_three_by_the_guard(
     node: TwinNode, listens: Path
 ) -> None:

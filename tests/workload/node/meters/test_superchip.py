@@ -26,8 +26,9 @@ BESIDE_W, GRACE_W, CPU_W, SYSIO_W = 120.0, 90.0, 60.0, 20.0
 class Sysfs:
     """Folder of hwmon with the channels of superchips, whose power follows twin GPUs."""
 
-    def __init__(self, root: Path, node: TwinNode, sockets: int) -> None:
+    def __init__(self, root: Path, node: TwinNode, sockets: int, each: int = 1) -> None:
         self.root, self._node, self.stalled = root, node, False
+        self._each = each
         self._sockets, self._written = sockets, dict[Path, str]()
         for socket in range(sockets):
             for number, part in enumerate(("Module", "Grace", "CPU", "SysIO")):
@@ -45,7 +46,8 @@ class Sysfs:
     def update(self) -> None:
         """Write what each channel draws now."""
         for socket in range(self._sockets if not self.stalled else 0):
-            gpu_W = self._node.power_W(socket)
+            gpus = range(socket * self._each, (socket + 1) * self._each)
+            gpu_W = sum(self._node.power_W(gpu) for gpu in gpus)
             for part, power_W in enumerate((gpu_W + BESIDE_W, GRACE_W, CPU_W, SYSIO_W)):
                 file, text = self.file(socket, part), f"{round(1e6 * power_W)}\n"
                 if self._written.get(file) != text:
@@ -62,14 +64,15 @@ class Sysfs:
 
 @contextmanager
 def metered(
-    make: Make, root: Path, gpus: int = 2
+    make: Make, root: Path, each: int = 1
 ) -> Iterator[tuple[TwinNode, Sysfs, SuperchipMeter]]:
+    """Yield a node of two modules."""
+    gpus = 2 * each
     node = make(*(GPU,) * gpus)
-    sysfs = Sysfs(root, node, gpus)
+    sysfs = Sysfs(root, node, 2, each)
     inner = NvmlMeter(environ={}, clock=node.clock, sleep=sysfs.sleep)
-    made = SuperchipMeter(
-        inner, gpus, root=root, clock=node.clock, sleep=sysfs.sleep, sample_period_s=3600.0
-    )
+    times = {"clock": node.clock, "sleep": sysfs.sleep}
+    made = SuperchipMeter(inner, gpus, each=each, root=root, sample_period_s=3600.0, **times)
     with closing(made) as meter:
         yield node, sysfs, meter
 
@@ -89,8 +92,11 @@ def worked(
     return meter.boundary(opens=False).energy_J - opened.energy_J, true_J
 
 
-def test_energy_is_the_modules_to_half_a_per_cent(twin_node: Make, tmp_path: Path) -> None:
-    with metered(twin_node, tmp_path) as (node, sysfs, meter):
+@pytest.mark.parametrize("each", [1, 2])
+def test_energy_is_the_modules_to_half_a_per_cent(
+    twin_node: Make, tmp_path: Path, each: int
+) -> None:
+    with metered(twin_node, tmp_path, each) as (node, sysfs, meter):
         assert (meter.info.scope, meter.info.name) == ("module", "superchip")
         measured_J, true_J = worked(node, sysfs, meter, 5.0)
         assert measured_J == pytest.approx(true_J, rel=0.005)
@@ -139,6 +145,24 @@ def test_modules_of_other_sockets_are_not_charged(twin_node: Make, tmp_path: Pat
     platform = Nvidia(environ, sys=tmp_path)
     with closing(platform.open_meter(detect_cluster(environ=environ))) as meter:
         assert (meter.info.name, meter.info.scope) == ("nvml", "gpu")
+
+
+@pytest.mark.parametrize(
+    ("visible", "name"),
+    [("0,1,2,3", "superchip"), ("0,1", "nvml"), ("0,2", "nvml"), ("0", "nvml")],
+)
+def test_two_modules_of_four_gpus_are_charged_if_all_are_visible(
+    twin_node: Make, tmp_path: Path, visible: str, name: str
+) -> None:
+    """A tray of GB200: with two GPUs visible, a module may hold one of each, or both."""
+    gpu = TwinGpu(name="NVIDIA GB200", c2c=True, compute=(10, 0))
+    node = twin_node(*(gpu,) * 4, virtual_time=False)
+    Sysfs(tmp_path / "class" / "hwmon", node, 2, 2)
+    environ = {"CUDA_VISIBLE_DEVICES": visible}
+    platform = Nvidia(environ, sys=tmp_path)
+    with closing(platform.open_meter(detect_cluster(environ=environ))) as meter:
+        assert meter.info.name == name
+        assert ("of 2 superchips," in meter.info.source) == (name == "superchip")
 
 
 def test_a_superchip_is_metered_by_its_modules_and_another_node_by_nvml(

@@ -1,7 +1,8 @@
 """Conditions of real fleets on the twin node: what doctor says of each, and what a study does.
 
-Numbers are those of the third audit's table. Each condition is a node, and a check of what a user
-meets on it; those that need ranks, Slurm or other vendors are left to tests.
+Numbers are those of the third audit's table, and from 45 on those of later findings. Each condition
+is a node, and a check of what a user meets on it; those that need ranks, Slurm or other vendors are
+left to tests.
 """
 
 from __future__ import annotations
@@ -161,6 +162,40 @@ def _refuses_the_lock_only(_: TwinNode) -> str:
             return ""
 
 
+def _leaves_the_knob(code: int) -> Callable[[TwinNode], str]:
+    def check(node: TwinNode) -> str:
+        node.fail("nvmlDeviceSetGpuLockedClocks", code)
+        return _refuses_the_lock_only(node)
+
+    return check
+
+
+def _no_library(node: TwinNode) -> str:
+    node.fail("nvmlInit", pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+    with tempfile.TemporaryDirectory() as dev:
+        Path(dev, "nvidia0").touch()
+        try:
+            detect_cluster(dev=dev, environ={})
+        except InputError as error:
+            named = "NVIDIA_DRIVER_CAPABILITIES=compute,utility" in str(error)
+            return "" if named else f"a study says {error}"
+    return "the node is taken for one of cores"
+
+
+def _keeps_a_limit(node: TwinNode) -> str:
+    from tuner.search_spaces.configuration import Settings
+    from tuner.workload.node.clocks.governor import NvmlGovernor
+
+    with contextlib.closing(NvmlGovernor(environ={}, guarded=False)) as governor:
+        governor.apply(Settings(power_limit_W=300))
+        node.set(0, limit_W=250.0)
+        told = governor.foreign()
+    stands = node.limit_W(0), node.limit_W(1)
+    if stands != (250.0, 400.0):
+        return f"limits stand at {stands}"
+    return "" if len(told) == 1 else f"a window is flagged by {told}"
+
+
 def _power(_: TwinNode) -> str:
     device = detect_cluster(environ={}).device
     return "" if 0 < device.idle_W < device.max_W else f"max_W is {device.max_W}"
@@ -207,6 +242,10 @@ def _remembers_others(node: TwinNode) -> str:
     return "" if "4242" in "; ".join(Nvidia({}).busy()) else "another process is not seen"
 
 
+GIB = 2**30
+GH200 = TwinGpu(name="NVIDIA GH200 480GB", memory_bytes=96 * GIB, compute=(9, 0), c2c=True,
+                numa_node=1)  # fmt: skip
+SLEEPER = replace(A100, persistence=False, start_s=1.5, start_busy_s=1.0)
 LAPTOP = replace(A100, name="NVIDIA GeForce RTX 4090 Laptop GPU", tells_limit=False)
 CONDITIONS = (
     Condition(1, "driver updated, not reloaded", prepare=lambda n: n.fail("nvmlInit", 18),
@@ -273,6 +312,25 @@ CONDITIONS = (
     Condition(39, "a GPU hidden by a control group", (A100,) * 3,
               prepare=lambda n: n.set(1, open_error=pynvml.NVML_ERROR_NO_PERMISSION),
               check=_numbering({}, [0, 2])),
+    Condition(45, "cached files in a superchip's memory", (GH200,),
+              prepare=lambda n: n.cache_files(0, 8 * GIB), check=_note("hold cached files")),
+    Condition(45, "a neighbour beside cached files", (GH200,), refused="10.0 GiB of GPU 0's",
+              prepare=lambda n: (n.set(0, used_bytes=10 * GIB), n.cache_files(0, 8 * GIB))),
+    Condition(46, "a limit that another sets", check=_keeps_a_limit),
+    Condition(47, "a clock that the driver does not permit",
+              check=_leaves_the_knob(pynvml.NVML_ERROR_NO_PERMISSION)),
+    Condition(47, "a setter that never works", check=_leaves_the_knob(pynvml.NVML_ERROR_UNKNOWN)),
+    Condition(48, "a GPU that its first client starts", (SLEEPER,) * 2),
+    Condition(48, "a neighbour on a GPU that starts", (SLEEPER,) * 2,
+              prepare=lambda n: n.set(1, load=0.3), refused="GPU 1 works"),
+    Condition(49, "no library of NVML in a container", check=_no_library),
+    Condition(50, "a fabric that ended with an error",
+              (replace(A100, fabric_state=3, fabric_status=999),) * 2,
+              check=_note("ended with an error")),
+    Condition(51, "compute mode prohibited", (A100, replace(A100, compute_mode=2)),
+              refused="compute mode prohibited"),
+    Condition(51, "compute mode exclusive", (replace(A100, compute_mode=3),) * 2,
+              check=_note("one process at a time")),
 )  # fmt: skip
 
 
