@@ -11,13 +11,16 @@ pytest: a minute's proof that nothing which was found once is back.
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
+import tempfile
 import tomllib
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from xml.etree import ElementTree
 
 from benchmarks.figures import ROOT, Figure, arguments, publish
 
@@ -63,6 +66,26 @@ def functions_of_tests(folder: Path = ROOT / "tests") -> dict[str, list[str]]:
 def without_a_test(listed: Iterable[Fault], known: Mapping[str, object]) -> list[Fault]:
     """Return the faults that name no test, or one that is not known."""
     return [fault for fault in listed if not fault.tests or set(fault.tests) - set(known)]
+
+
+def failed_tests(addresses: Iterable[str]) -> set[str]:
+    """Run tests, and return the names of the functions that failed, of whatever parameters."""
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.xml"
+        command = [sys.executable, "-E", "-m", "pytest", "-q", "-p", "no:cacheprovider"]
+        environ = {**os.environ, "LC_ALL": "C.UTF-8"}  # as `make test` has it
+        done = subprocess.run(
+            [*command, f"--junitxml={report}", *sorted(addresses)],
+            cwd=ROOT, check=False, stdout=subprocess.DEVNULL, env=environ,
+        )  # fmt: skip
+        if done.returncode not in (0, 1):
+            raise RuntimeError(f"pytest ended with {done.returncode}")
+        cases = ElementTree.parse(report).iter("testcase")
+        return {
+            case.get("name", "").partition("[")[0]
+            for case in cases
+            if case.find("failure") is not None or case.find("error") is not None
+        }
 
 
 def main() -> None:

@@ -1,10 +1,11 @@
-"""What a local study sends to other machines, and the lines of joulefront that run as root.
+"""What a local study sends to other machines, the lines that run as root, and open findings.
 
 The study runs in a network namespace of its own, where its listening sockets are sampled. The
 namespace has a loopback interface and one more with a default route, so that a packet to any other
-machine has somewhere to go and is counted there. `--inside FOLDER` is what runs inside it. Targets:
-no connection to another machine, no listening socket beyond loopback, and 500 lines that run as
-root where the user is not root. The attacks of SECURITY.md are tests.
+machine has somewhere to go and is counted there. `--inside FOLDER` is what runs inside it. A
+finding of a security review is open if one of the tests that hold it (`benchmarks.held`) is missing
+or fails; they are run. Targets: no connection to another machine, no listening socket beyond
+loopback, 217 lines that run as root where the user is not root, and no open finding.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from benchmarks.figures import ROOT, Figure, arguments, publish
+from benchmarks.held import Fault, failed_tests, faults, functions_of_tests, without_a_test
 from tests.support.commands import finished
 from tuner.workload.node.clocks import guard
 
@@ -242,6 +244,16 @@ def lines_as_root() -> int:
     return sum(bool(line.strip()) and not line.strip().startswith("#") for line in lines)
 
 
+def open_findings() -> list[Fault]:
+    """Run the tests that hold the findings of security reviews; return those that do not hold."""
+    found = [fault for fault in faults() if fault.found.startswith("security review")]
+    known = functions_of_tests()
+    missing = without_a_test(found, known)
+    listed = {name for fault in found for name in fault.tests if name in known}
+    failed = failed_tests(address for name in listed for address in known[name])
+    return [fault for fault in found if fault in missing or failed & {*fault.tests}]
+
+
 def study_figures() -> list[Figure]:
     """Watch a study; return its connections to other machines and its open sockets."""
     if why := unavailable():
@@ -271,7 +283,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.inside:
         watch_inside(options.inside)
         return
-    figures = [Figure("lines_as_root", lines_as_root(), "lines"), *study_figures()]
+    findings = open_findings()
+    for finding in findings:
+        print(f"open: {finding.what} ({finding.found}; {', '.join(finding.tests)})")
+    figures = [
+        Figure("findings_open", len(findings), "count"),
+        Figure("lines_as_root", lines_as_root(), "lines"),
+        *study_figures(),
+    ]
     publish(figures, options.json)
 
 

@@ -170,6 +170,11 @@ def _leaves_the_knob(code: int) -> Callable[[TwinNode], str]:
     return check
 
 
+def _held_beside_files(node: TwinNode) -> None:
+    node.set(0, used_bytes=10 * GIB)
+    node.cache_files(0, 8 * GIB)
+
+
 def _no_library(node: TwinNode) -> str:
     node.fail("nvmlInit", pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
     with tempfile.TemporaryDirectory() as dev:
@@ -315,7 +320,7 @@ CONDITIONS = (
     Condition(45, "cached files in a superchip's memory", (GH200,),
               prepare=lambda n: n.cache_files(0, 8 * GIB), check=_note("hold cached files")),
     Condition(45, "a neighbour beside cached files", (GH200,), refused="10.0 GiB of GPU 0's",
-              prepare=lambda n: (n.set(0, used_bytes=10 * GIB), n.cache_files(0, 8 * GIB))),
+              prepare=_held_beside_files),
     Condition(46, "a limit that another sets", check=_keeps_a_limit),
     Condition(47, "a clock that the driver does not permit",
               check=_leaves_the_knob(pynvml.NVML_ERROR_NO_PERMISSION)),
