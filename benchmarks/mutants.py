@@ -7,23 +7,29 @@
 Cosmic Ray makes the changes: an operator for another, a number one more or less, a condition
 turned round, a loop left at once. They are drawn at random from the files that decide what is
 measured, set, spent, recommended and kept. Each is made alone, in a copy of this checkout, and
-the everyday tests of that file run there until one fails. A change that none notices has survived;
-it is printed with its line, and either gets a test or a reason in `benchmarks/data/mutants.toml`
-(most often that it changes nothing that can be seen). Some 20 minutes of processor time.
+the everyday tests of that file run there until one fails: first those that run the changed line,
+the quickest first, then the others, which may run it in a process of theirs. A change that none
+notices has survived; it is printed with its line, and either gets a test or a reason in
+`benchmarks/data/mutants.toml` (most often that it changes nothing that can be seen). Half an hour
+of processor time.
 """
 
 from __future__ import annotations
 
 import ast
+import json
 import random
 import sys
 import tempfile
-import time
+import threading
 import tomllib
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 from benchmarks.extras import Checkout
 from benchmarks.figures import ROOT, Figure, arguments, publish
@@ -33,19 +39,33 @@ from benchmarks.ledger import Ledger
 SUBJECTS = {
     "window": (
         "workload/node/measure/window.py",
-        ("tests/workload/node/measure", "tests/workload/node/meters/test_failing_calls.py"),
+        (
+            "tests/workload/node/measure",
+            "tests/workload/node/meters/test_failing_calls.py",
+            "tests/workload/node/test_device_watch.py",
+            "tests/workload/node/test_healthy_nodes.py",
+            "tests/workload/node/test_idle_power.py",
+            "tests/workload/node/test_setting_window.py",
+        ),
     ),
-    "governor": ("workload/node/clocks/governor.py", ("tests/workload/node/clocks",)),
+    "governor": (
+        "workload/node/clocks/governor.py",
+        ("tests/workload/node/clocks", "tests/online/test_settings.py"),
+    ),
     "budget": ("tuner/study/loop.py", ("tests/study",)),
-    "verdict": ("tuner/answer/judge.py", ("tests/answer", "tests/display")),
+    "verdict": (
+        "tuner/answer/judge.py",
+        ("tests/answer", "tests/problem/test_limits.py", "tests/display/test_figures.py"),
+    ),
     "trace": ("workload/records/trace.py", ("tests/workload/records", "tests/study")),
 }
 REASONS = ROOT / "benchmarks" / "data" / "mutants.toml"
 #: Tests that take long, or measure, are left out.
 EVERYDAY = "not (slow or quiet or long or ray or root)"
-#: A test run may take so many times what it takes without a change, and so much more, seconds.
+#: Tests may take so many times what they take without a change, and so much more, seconds.
 MOST_TIMES, MORE_S = 5.0, 60.0
-
+#: Print what each test runs of a file (`Touched`), once all pass.
+TOUCH = "import sys; from benchmarks.mutants import touch; touch(*sys.argv[1:])"
 
 #: Replacements that a person could have typed: a comparison turned round or off by one,
 #: an operation for another; not `is` for `==`, nor a bit's operation for a sum.
@@ -70,22 +90,34 @@ class Change:
 
     Attributes:
         subject: key of `SUBJECTS`.
+        row: number of the line, from 1.
         line: of the file, as it stands.
         after: the line, changed.
         code: the whole file, changed.
     """
 
     subject: str
+    row: int
     line: str
     after: str
     code: str
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """What names it in the table of reasons."""
+        return self.subject, self.line, self.after
 
     def __str__(self) -> str:
         return f"{self.subject}: {self.line}  ->  {self.after}"
 
 
-def drawn(subject: str, text: str, number: int, seed: int) -> Iterator[Change]:
-    """Yield so many changes of a file's text, of different lines as long as there are some.
+def drawn(
+    subject: str, text: str, seed: int = 0, lines: Iterable[str] | None = None
+) -> Iterator[Change]:
+    """Yield the changes of a file's text at random, one of each line before a second of any.
+
+    Args:
+        lines: only changes of these.
 
     Raises:
         SystemExit: Cosmic Ray is not installed.
@@ -109,19 +141,18 @@ def drawn(subject: str, text: str, number: int, seed: int) -> Iterator[Change]:
     visits = Counter[int]()
     order = []
     for row, operator, occurrence in places:
-        order.append((visits[row], len(order), operator, occurrence))
+        order.append((visits[row], len(order), row, operator, occurrence))
         visits[row] += 1
-    lines = text.splitlines()
-    for _, _, operator, occurrence in sorted(order, key=lambda each: each[:2]):
+    whole = text.splitlines()
+    for _, _, row, operator, occurrence in sorted(order, key=lambda each: each[:2]):
+        if lines is not None and whole[row - 1].strip() not in lines:
+            continue
         code = mutate_code(text, operator, occurrence)
-        pairs = zip(lines, code.splitlines() if code else (), strict=False)
+        pairs = zip(whole, code.splitlines() if code else (), strict=False)
         differing = next(((a.strip(), b.strip()) for a, b in pairs if a != b), None)
         # What is a sum here may be a type elsewhere: such a change cannot be compiled.
-        if code is None or differing is None or not compiles(code):
-            continue
-        yield Change(subject, *differing, code)
-        if (number := number - 1) == 0:
-            return
+        if code is not None and differing is not None and compiles(code):
+            yield Change(subject, row, *differing, code)
 
 
 def compiles(code: str) -> bool:
@@ -133,10 +164,105 @@ def compiles(code: str) -> bool:
     return True
 
 
-def fails(copy: Checkout, tests: tuple[str, ...], limit_s: float) -> bool:
-    """Return whether a test fails in a copy, or they take longer than the limit."""
-    words = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", "-m", EVERYDAY, *tests)
-    return copy.run(*words, limit_s=limit_s).returncode != 0
+@dataclass
+class Touched:
+    """Plug-in of pytest that notes which lines of a file each test runs in this process.
+
+    Attributes:
+        name: end of the file's path.
+        lines: by the test.
+        seconds: that the test took, by the test.
+    """
+
+    name: str
+    lines: dict[str, set[int]] = field(default_factory=dict)
+    seconds: Counter[str] = field(default_factory=Counter)
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        self.seconds[report.nodeid] += report.duration
+
+    def pytest_runtest_protocol(self, item: Any) -> None:
+        found = self.lines.setdefault(item.nodeid, set())
+
+        def within(frame: FrameType, event: str, argument: object) -> Any:
+            found.add(frame.f_lineno)
+            return within
+
+        def entered(frame: FrameType, event: str, argument: object) -> Any:
+            return within if frame.f_code.co_filename.endswith(self.name) else None
+
+        threading.settrace(entered)
+        sys.settrace(entered)
+
+
+def touch(name: str, result: str, *words: str) -> None:
+    """Run pytest with some words; write for each test its seconds and the lines that it runs."""
+    import pytest
+
+    plugin = Touched(name)
+    status = pytest.main(list(words), plugins=[plugin])
+    sys.settrace(None)
+    found = {test: (plugin.seconds[test], sorted(rows)) for test, rows in plugin.lines.items()}
+    Path(result).write_text(json.dumps(found), encoding="utf-8")
+    sys.exit(status)
+
+
+def statement(text: str, row: int) -> range:
+    """Return the lines of the innermost statement of a line, without those of its body."""
+    best = range(0)
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.stmt):
+            body = getattr(node, "body", None)
+            end = body[0].lineno if body else (node.end_lineno or node.lineno) + 1
+            rows = range(node.lineno, max(end, node.lineno + 1))
+            if row in rows and (not best or len(rows) <= len(best)):
+                best = rows
+    return best
+
+
+class Suite:
+    """The tests of one file, in a copy of this checkout.
+
+    Args:
+        copy: the checkout.
+        name: the file.
+        places: folders and files of its tests.
+
+    Raises:
+        SystemExit: a test fails without any change.
+    """
+
+    def __init__(self, copy: Checkout, name: str, places: Sequence[str]) -> None:
+        self._copy = copy
+        result = copy.folder / "touched.json"
+        words = ("-q", "-p", "no:cacheprovider", "-m", EVERYDAY, *places)
+        done = copy.run("-c", TOUCH, name, str(result), *words, limit_s=1800.0)
+        found = json.loads(result.read_text(encoding="utf-8")) if result.exists() else {}
+        if done.returncode:
+            sys.exit(f"a test of {name} fails without any change:\n{done.stdout[-2000:]}")
+        self.seconds: Mapping[str, float] = {test: taken for test, (taken, _) in found.items()}
+        self.lines: Mapping[str, set[int]] = {test: set(rows) for test, (_, rows) in found.items()}
+
+    def in_order(self, rows: Iterable[int]) -> tuple[list[str], list[str]]:
+        """Return the tests that run some lines, and the others, the quickest first.
+
+        Lines that none runs are read as the file is imported, so that any of its tests may notice.
+        """
+        rows = set(rows)
+        ordered = sorted(self.seconds, key=lambda test: self.seconds[test])
+        first = [test for test in ordered if self.lines[test] & rows]
+        first = first or [test for test in ordered if self.lines[test]]
+        chosen = set(first)
+        return first, [test for test in ordered if test not in chosen]
+
+    def notice(self, rows: Iterable[int]) -> bool:
+        """Return whether a test fails, or the tests take much longer than without a change."""
+        return any(map(self._fail, self.in_order(rows)))
+
+    def _fail(self, tests: Sequence[str]) -> bool:
+        limit_s = MOST_TIMES * sum(self.seconds[test] for test in tests) + MORE_S
+        words = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests)
+        return bool(tests) and self._copy.run(*words, limit_s=limit_s).returncode != 0
 
 
 def reasons(table: Path = REASONS) -> dict[tuple[str, str, str], str]:
@@ -147,40 +273,55 @@ def reasons(table: Path = REASONS) -> dict[tuple[str, str, str], str]:
     return {(row["subject"], row["line"], row["after"]): row["reason"] for row in rows}
 
 
+def outdated(known: Iterable[tuple[str, str, str]]) -> list[str]:
+    """Return what is wrong with a table of reasons: changes that cannot be made any more."""
+    found = []
+    for subject in {subject for subject, _, _ in known}:
+        rows = {(line, after) for name, line, after in known if name == subject}
+        if subject not in SUBJECTS:
+            found.append(f"{subject} is none of {', '.join(SUBJECTS)}")
+            continue
+        text = (ROOT / SUBJECTS[subject][0]).read_text(encoding="utf-8")
+        made = {(c.line, c.after) for c in drawn(subject, text, 0, {line for line, _ in rows})}
+        found += [f"{subject}: {line}  ->  {after}" for line, after in sorted(rows - made)]
+    return found
+
+
 def main() -> None:
     parser = arguments("small changes of the code that no test notices")
     parser.add_argument("--only", choices=SUBJECTS, help="changes of this file alone")
     parser.add_argument("--number", type=int, default=200, help="changes in all (default: 200)")
+    parser.add_argument(
+        "--skip", type=int, default=0, help="changes of each file that are not made"
+    )
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     subjects = [options.only] if options.only else list(SUBJECTS)
     known, made, survived = reasons(), 0, []
+    if wrong := outdated(known):
+        sys.exit("\n".join([f"{REASONS.name} has reasons for changes that are none:", *wrong]))
     with tempfile.TemporaryDirectory(prefix="joulefront-mutants-") as temporary:
         copy = Checkout(Path(temporary) / "copy", Ledger.read(), ())
         for subject in subjects:
-            name, tests = SUBJECTS[subject]
+            name, places = SUBJECTS[subject]
             file = copy.folder / name
             text = file.read_text(encoding="utf-8")
-            began_s = time.monotonic()
-            if fails(copy, tests, 1800.0):
-                sys.exit(f"the tests of {subject} fail without any change: {' '.join(tests)}")
-            limit_s = MOST_TIMES * (time.monotonic() - began_s) + MORE_S
-            share = options.number // len(subjects)
-            for change in drawn(subject, text, share, options.seed):
+            tests = Suite(copy, name, places)
+            share = options.skip + options.number // len(subjects)
+            for change in islice(drawn(subject, text, options.seed), options.skip, share):
                 file.write_text(change.code, encoding="utf-8")
                 made += 1
-                if not fails(copy, tests, limit_s):
+                if not tests.notice(statement(text, change.row)):
                     survived.append(change)
-                    reason = known.get((subject, change.line, change.after), "")
+                    reason = known.get(change.key, "")
                     print(f"survived: {change}  {f'({reason})' if reason else ''}", flush=True)
             file.write_text(text, encoding="utf-8")
             print(f"{subject}: {made} changes, {len(survived)} survived so far", flush=True)
-    keys = [(each.subject, each.line, each.after) for each in survived]
     publish(
         [
             Figure("mutants", made, "count"),
             Figure("survived", len(survived), "count"),
-            Figure("survived_without_a_reason", sum(key not in known for key in keys), "count"),
+            Figure("survived_without_a_reason", sum(c.key not in known for c in survived), "count"),
         ],
         options.json,
     )

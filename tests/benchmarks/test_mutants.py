@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 import pytest
 
 from benchmarks.figures import ROOT
-from benchmarks.mutants import SUBJECTS, compiles, drawn, is_likely
+from benchmarks.mutants import (
+    SUBJECTS,
+    Suite,
+    compiles,
+    drawn,
+    is_likely,
+    outdated,
+    reasons,
+    statement,
+)
 
 TEXT = """def f(a: int | None, limit_s: float) -> float:
     if a is None or limit_s <= 0:
@@ -37,7 +48,32 @@ def test_changes_are_those_that_a_person_could_make(operator: str, likely: bool)
 
 def test_changes_are_of_different_lines_and_are_python() -> None:
     pytest.importorskip("cosmic_ray")
-    made = list(drawn("f", TEXT, 3, seed=0))
-    assert len({change.line for change in made}) == 3
+    made = list(islice(drawn("f", TEXT), 3))
+    assert len({change.row for change in made}) == 3
     assert all(compiles(change.code) and change.code != TEXT for change in made)
-    assert [str(each) for each in made] == [str(each) for each in drawn("f", TEXT, 3, seed=0)]
+    assert [str(each) for each in made] == [str(each) for each in islice(drawn("f", TEXT), 3)]
+    of_one = list(drawn("f", TEXT, lines={"return a * limit_s"}))
+    assert {change.after for change in of_one} >= {"return a + limit_s", "return a / limit_s"}
+    assert {change.row for change in of_one} == {4}
+
+
+def test_every_reason_is_of_a_change_that_can_be_made() -> None:
+    pytest.importorskip("cosmic_ray")
+    assert outdated(reasons()) == []
+    gone = ("window", "no such line", "nor this one")
+    assert outdated([gone]) == ["window: no such line  ->  nor this one"]
+
+
+@pytest.mark.parametrize(
+    ("row", "rows"), [(1, range(1, 2)), (2, range(2, 3)), (3, range(3, 4)), (9, range(0))]
+)
+def test_a_statement_ends_where_its_body_begins(row: int, rows: range) -> None:
+    assert statement(TEXT, row) == rows
+
+
+def test_tests_that_run_a_line_come_first_and_the_quickest_before_others() -> None:
+    tests = Suite.__new__(Suite)
+    tests.seconds = {"slow": 3.0, "quick": 0.1, "elsewhere": 0.2, "none": 0.0}
+    tests.lines = {"slow": {2, 3}, "quick": {3}, "elsewhere": {4}, "none": set()}
+    assert tests.in_order([3]) == (["quick", "slow"], ["none", "elsewhere"])
+    assert tests.in_order([1]) == (["quick", "elsewhere", "slow"], ["none"])  # as it is imported

@@ -130,6 +130,23 @@ class TestAProgramThatEndsTooEarly:
         assert self.probe(max(told), step_s, policy) == ""
 
     @pytest.mark.parametrize(
+        ("settle_s", "settings", "step_time_s", "steps"),
+        [
+            # The first, the warm-up, and a visit each: settling, its window, and the step after.
+            (2.0, 2, 0.5, 1 + 20 + 3 * (4 + 30 + 1)),
+            (0.0, 2, 0.5, 1 + 20 + 3 * (30 + 1)),
+            (2.0, 1, 0.5, 1 + 20 + (4 + 30 + 1)),  # one setting has no drift to check
+            (2.0, 2, 0.01, 1 + 20 * 20 + 3 * (200 + 1500 + 1)),
+            (2.0, 2, 60.0, 1 + 2 + 3 * (1 + 3 + 1)),  # by the steps that a window has at least
+        ],
+    )
+    def test_the_number_counts_every_part_of_a_probe(
+        self, settle_s: float, settings: int, step_time_s: float, steps: int
+    ) -> None:
+        policy = WindowPolicy(settle_s=settle_s, min_s=5.0, min_steps=3, max_s=15.0)
+        assert most_steps(policy, settings, step_time_s) == steps
+
+    @pytest.mark.parametrize(
         ("steps", "step_s", "took"),
         [
             (4000, lambda n: 0.0007, "in 2.8 s"),
