@@ -29,7 +29,7 @@ PYTEST = LC_ALL=C.UTF-8 $(BIN)/python -E -m pytest -q -rs \
     --durations=15 --durations-min=1 --junitxml=build/durations/$@.xml
 SHARED = -n 3 --dist worksteal
 
-.PHONY: run demo test check-and-alone everyday-shared everyday-alone everyday-installed check slow \
+.PHONY: run demo test test-of check-and-alone everyday-shared everyday-alone everyday-installed check slow \
     slow-quiet slow-shared slow-alone alone-and-lowest clean-root machines \
     other-cpu lowest middle all-knobs extras long release docs install hashes sbom clean
 
@@ -111,6 +111,13 @@ everyday-alone: install
 # The everyday tests of what CI installs after the others have run.
 everyday-installed: install
 	$(PYTEST) $(SHARED) --needs chromium,postgresql,numactl,slurm,namespaces -m "$(EVERYDAY)"
+
+# The everyday tests of one extra, or of a part of the core: make test-of EXTRA=planner. Pytest ends
+# with 5 where none is left.
+test-of: install
+	@tests=$$($(BIN)/python -m benchmarks.ledger $(EXTRA)) || exit 2; \
+	$(PYTEST) $(SHARED) -m "$(EVERYDAY) and not ($(ALONE))" $$tests && \
+	{ $(PYTEST) -m "$(EVERYDAY) and ($(ALONE))" $$tests || [ $$? = 5 ]; }
 
 slow: slow-quiet slow-shared slow-alone
 

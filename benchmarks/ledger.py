@@ -1,6 +1,10 @@
 """Owners of the production files and tests: capabilities, and the rooms of core and extras.
 
 The table is `benchmarks/data/ledger.toml`, which says how a file finds its owner.
+
+    python -m benchmarks.ledger planner
+
+prints the test files of one room, which `make test-of EXTRA=planner` runs.
 """
 
 from __future__ import annotations
@@ -8,6 +12,7 @@ from __future__ import annotations
 import ast
 import fnmatch
 import re
+import sys
 import tomllib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -99,6 +104,23 @@ class Ledger:
         """Return the .py files below `tests`."""
         return [path for path in self._below("tests") if path.endswith(".py")]
 
+    def tests_of(self, room: str) -> list[str]:
+        """Return the test files of a room's capabilities.
+
+        Raises:
+            ValueError: there is no such room.
+        """
+        if room not in (*self.rooms["extra"], *self.rooms["core"]):
+            extras, core = (", ".join(self.rooms[part]) for part in ("extra", "core"))
+            begin = f"no extra is called {room!r}" if room else "no extra is named"
+            raise ValueError(f"{begin}: EXTRA is one of {extras}, or a part of the core ({core})")
+        return [
+            path
+            for path in self.tests()
+            if (owner := self.owner_of_test(path)) is not None and owner.room == room
+            if path.rpartition("/")[2].startswith("test_")
+        ]
+
     def _below(self, folder: str) -> Iterator[str]:
         for path in sorted((self.root / folder).rglob("*")):
             hidden = path.name.startswith(".") or "__pycache__" in path.parts
@@ -182,3 +204,16 @@ def _top_level(path: Path) -> dict[str, int]:
             found[node.name] = end - before
         before = end
     return found
+
+
+def main() -> None:
+    """Print the test files of a room."""
+    try:
+        print(*Ledger.read().tests_of(" ".join(sys.argv[1:])), sep="\n")
+    except ValueError as error:
+        print(error, file=sys.stderr)
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

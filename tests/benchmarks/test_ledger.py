@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -90,6 +91,17 @@ def test_a_name_comes_before_patterns_and_a_longer_pattern_before_a_shorter(ledg
     }
     tests = [getattr(ledger.owner_of_test(path), "name", None) for path in ledger.tests()]
     assert tests == ["plan", "space"]
+
+
+def test_the_tests_of_one_extra_or_a_part_of_the_core_are_named(ledger: Ledger) -> None:
+    assert ledger.tests_of("plans") == ["tests/space/test_plan.py"]
+    assert ledger.tests_of("space") == ["tests/space/test_space.py"]
+    allowed = "EXTRA is one of plans, or a part of the core (space)"
+    for room, begin in (("plan", "no extra is called 'plan'"), ("", "no extra is named")):
+        with pytest.raises(ValueError, match=rf"^{re.escape(f'{begin}: {allowed}')}$"):
+            ledger.tests_of(room)
+    with pytest.raises(ValueError, match="no extra is called 'tests'"):
+        ledger.tests_of("tests")  # tests of more than one capability are no extra's
 
 
 def test_no_line_is_lost_and_a_part_counts_for_its_owner(ledger: Ledger) -> None:

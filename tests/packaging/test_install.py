@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import tomllib
@@ -10,6 +11,7 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
@@ -74,6 +76,18 @@ def test_what_pip_builds_with_is_pinned_too(target: str, tmp_path: Path) -> None
     make(tmp_path, "PYTHON=python3", target, path="/usr/bin:/bin")
     assert (tmp_path / "pinned").read_text().split() == ["constraints.txt"] * 2
     assert "setuptools==" in (tmp_path / "constraints.txt").read_text()
+
+
+def test_what_ci_and_its_schedule_run_are_targets_of_the_makefile() -> None:
+    rules = re.findall(r"^([\w -]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    targets = set(" ".join(rules).split())
+    ci = (ROOT / ".ci" / "run").read_text()
+    steps = yaml.safe_load((ROOT / ".github" / "workflows" / "ci.yml").read_text())["jobs"]
+    commands = [step["run"] for job in steps.values() for step in job["steps"] if "run" in step]
+    scheduled = [words for words in commands if words.startswith(".ci/run ")]
+    parts = " ".join([*re.findall(r"^run (.+)$", ci, re.MULTILINE), *scheduled]).split()
+    assert {"everyday-shared", "slow-shared", "long"} <= set(parts)
+    assert set(parts) - {".ci/run", "from_debian"} <= targets
 
 
 @pytest.mark.parametrize("line", (ROOT / "constraints.txt").read_text().split())
