@@ -47,6 +47,12 @@ def test_idle_power_is_measured_on_cool_devices() -> None:
     assert idle.measure(meter, 0.3, meter.wait) == pytest.approx(115.0)  # type: ignore[arg-type]
 
 
+def test_a_meter_whose_clock_stands_still_tells_no_idle_power() -> None:
+    clock = FakeClock(0.0)
+    idle, meter = IdlePower(clock), Meter(clock)
+    assert idle.measure(meter, 0.3, lambda seconds: None) is None  # type: ignore[arg-type]
+
+
 @pytest.mark.needs("cc")
 class TestMemory:
     def test_what_ranks_hold_outside_torchs_allocator_counts(

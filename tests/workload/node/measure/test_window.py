@@ -28,12 +28,15 @@ from tuner.workload.node.measure.statistics import (
 from tuner.workload.node.measure.window import (
     WARM_BLOCKS_MAX,
     Conductor,
+    DeviceWatch,
     ProbeFailed,
     WarmUp,
     _with_mean_losses,
     most_steps,
+    settled,
 )
-from tuner.workload.node.meters.base import LAG_S, Reading
+from tuner.workload.node.meters.base import LAG_S, MeterError, Reading
+from tuner.workload.node.rank_messages import Event
 from tuner.workload.records.probe import (
     Failure,
     Measurement,
@@ -185,6 +188,23 @@ class TestAProgramThatEndsTooEarly:
             "complete; give it more steps"
         )
 
+    def test_it_may_end_before_its_first_step(self) -> None:
+        with pytest.raises(
+            ProbeFailed, match=r"^the program ended by itself without an optimizer step$"
+        ):
+            Scene(steps=0)
+
+    def test_its_number_is_by_the_fastest_steps(self) -> None:
+        scene = Scene(
+            lambda n: 2.0 if n < 6 else 0.5 if n < 10 else 1.0,
+            steps=20,
+            most_steps=lambda step_time_s: round(1000 * step_time_s),
+        )
+        for _ in range(3):
+            scene.conductor.run(4)
+        with pytest.raises(ProbeFailed, match="give it at least 500 steps"):
+            scene.conductor.run(40)
+
     def test_steps_beyond_the_last_boundary_count(self) -> None:
         assert "after 40 optimizer steps" in self.probe(40, lambda n: 0.25, POLICY)
 
@@ -226,6 +246,98 @@ class TestWarmUp:
         warm = self.warm(lambda n: 0.3 * 1.05**n)
         assert not warm.stable
         assert len(warm.step_times_s) == WARM_BLOCKS_MAX
+
+    @pytest.mark.parametrize(("step_s", "blocks"), [(59.5, 2), (60.5, 1)])
+    def test_it_ends_after_a_minute_between_two_steps(self, step_s: float, blocks: int) -> None:
+        warm = self.warm(lambda n: step_s * 1.05 ** (n - 2))
+        assert (len(warm.step_times_s), warm.stable) == (blocks, False)
+
+    @pytest.mark.parametrize(
+        ("blocks", "stable"),
+        [
+            ([1.0], False),
+            ([1.0, 1.029], True),
+            ([1.029, 1.0], True),
+            ([1.0, 1.031], False),
+            ([1.0, 2.0, 1.0, 2.0], True),  # up and down: noise
+            ([9.0, 1.0, 2.0, 1.0, 2.0], True),
+            ([1.0, 2.0, 1.0], False),  # too few to tell
+            ([1.0, 2.0, 3.0, 2.0], False),
+            ([2.0, 1.0, 1.5, 2.0], False),
+        ],
+    )
+    def test_blocks_are_settled_if_two_agree_or_four_alternate(
+        self, blocks: list[float], stable: bool
+    ) -> None:
+        assert settled(blocks) is stable
+
+
+class Expecting(ScriptedRanks):
+    """Ranks of which more are to come until a time of the clock."""
+
+    until_s = 0.0
+
+    def expects_more(self) -> bool:
+        return self._clock() < self.until_s
+
+
+@pytest.mark.parametrize(("come_after_s", "waited_s"), [(0.0, 0.0), (2.0, 2.0), (900.0, 5.0)])
+def test_processes_that_are_to_come_are_waited_for_up_to_a_limit(
+    come_after_s: float, waited_s: float
+) -> None:
+    clock = ScriptedClock()
+    ranks = Expecting(clock, lambda n: 0.25)
+    conductor = Conductor(
+        ranks,  # type: ignore[arg-type]
+        deadline_s=1e6,
+        explain_exit=lambda rank, code: Failure("crash", f"{rank} {code}"),
+        clock=clock,
+    )
+    began_s = conductor.first_step()
+    ranks.until_s = began_s + come_after_s
+    conductor.wait_for_others(5.0)
+    assert clock.now_s - began_s == pytest.approx(waited_s, abs=0.11)
+
+
+@pytest.mark.parametrize(
+    ("effect", "waited_s"),
+    [(False, 1.0), (True, 7.0)],  # another rank may still tell the cause of what follows from it
+)
+def test_after_a_failure_other_ranks_are_heard_for_a_while(effect: bool, waited_s: float) -> None:
+    scene = Scene()
+    detail = {"evidence": "error", "message": "no more disk", "effect": effect}
+    scene.ranks._events.append((scene.clock(), Event("fail", 0, detail=detail)))
+    scene.ranks.patience_s, scene.ranks.send = 7.0, lambda line: None  # type: ignore[method-assign]
+    began_s = scene.clock()
+    with pytest.raises(ProbeFailed, match="no more disk"):
+        scene.conductor.run(1)
+    assert scene.clock() - began_s == pytest.approx(waited_s)
+
+
+@pytest.mark.parametrize(("deadline_s", "waited_s"), [(1e6, 5.0), (3.0, 3.0)])
+def test_ranks_that_do_not_stop_are_left_after_a_while(deadline_s: float, waited_s: float) -> None:
+    scene = Scene(deadline_s=deadline_s)
+    left_s = scene.conductor._deadline_s - scene.clock()
+    began_s = scene.clock()
+    scene.conductor.finish()
+    assert scene.clock() - began_s == pytest.approx(min(waited_s, left_s))
+
+
+def test_devices_that_do_not_answer_are_the_nodes_fault_before_a_probe() -> None:
+    """What is in the window of one, its meter reports."""
+
+    class Silent:
+        def faults(self) -> dict[str, dict[str, int]]:
+            return {}
+
+        def busy(self, own: object = ()) -> tuple[str, ...]:
+            raise MeterError("the driver does not answer")
+
+    watch = DeviceWatch(Silent())  # type: ignore[arg-type]
+    with pytest.raises(ProbeFailed, match=r"^the driver does not answer$") as failed:
+        watch.require_free()
+    assert failed.value.failure.kind == "node"
+    assert watch.others({1}) == ""
 
 
 class TestWindow:
@@ -312,6 +424,7 @@ class TestWindow:
         scene = Scene(lambda n: 0.25, compiles=dict.fromkeys(range(1, 1000), 0.5))
         window = scene.measure()
         assert window.step_time_s == pytest.approx(0.75)
+        assert scene.meter.edges == [True, False] * 3  # two windows are discarded
         made = measurement(Settings(), window, POLICY)
         assert any("torch.compile compiled for" in flag for flag in made.flags)
 
