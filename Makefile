@@ -24,9 +24,9 @@ EVERYDAY := not (slow or quiet or long)
 SLOW := slow and not (quiet or all_knobs or long)
 # The tests state their environment (tests/environment.py), but what Python itself reads as it
 # starts. Each part prints its slowest tests and what it left out for want of what, and leaves the
-# duration of every test in build/durations.
+# duration of every test in build/durations. CASES=--first-case runs one case of each test.
 PYTEST = LC_ALL=C.UTF-8 $(BIN)/python -E -m pytest -q -rs \
-    --durations=15 --durations-min=1 --junitxml=build/durations/$@.xml
+    --durations=15 --durations-min=1 --junitxml=build/durations/$@.xml $(CASES)
 SHARED = -n 3 --dist worksteal
 
 .PHONY: run demo test test-of check-and-alone everyday-shared everyday-alone everyday-installed check slow \
@@ -148,13 +148,14 @@ alone-and-lowest: install
 	@$(MAKE) --no-print-directory -j2 slow-alone lowest
 
 # `make run` and `make test` of the last commit in a clean Debian, by an ordinary user without a
-# compiler, in an empty environment. `make long` does so on other machines. Nothing that starts Ray
+# compiler, in an empty environment, with one case of each test. `make long` runs all cases there and
+# on other machines. Nothing that starts Ray
 # may run beside it: Ray finds, and ends, the processes of others by their names.
 clean-root: install
-	$(BIN)/python -m benchmarks.machines debian-12
+	$(BIN)/python -m benchmarks.machines debian-12 --brief
 
 machines: install
-	$(BIN)/python -m benchmarks.machines debian-13 python-3.12 python-3.14
+	$(BIN)/python -m benchmarks.machines debian-12 debian-13 python-3.12 python-3.14
 
 # Every configuration of the built-in training program; CI trains a covering sample of them.
 all-knobs: install

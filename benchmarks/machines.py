@@ -7,11 +7,13 @@ kernel, the network, and the settings of pip (mirrors, certificates), which are 
 
     python -m benchmarks.machines --list
     python -m benchmarks.machines debian-12 python-3.13
+    python -m benchmarks.machines debian-12 --brief
     python -m benchmarks.machines debian-12 --keep -- .venv/bin/python -m pytest -q tests/receipt
 
-The last line runs a command in such a root's clone instead, and keeps the root for a look. Needs
-root, for chroot and mounts, and mmdebstrap; what a machine needs and cannot have is said, and the
-others go on.
+`--brief` is what CI has time for, which runs all of `make test` on its own machine: a search of
+half a minute, and the first case of each test. The last line runs a command in such a root's clone
+instead, and keeps the root for a look. Needs root, for chroot and mounts, and mmdebstrap; what a
+machine needs and cannot have is said, and the others go on.
 """
 
 from __future__ import annotations
@@ -44,6 +46,9 @@ PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 NETWORK = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 #: What is mounted, and what a command starts, ends with it.
 ALONE = ("setpriv", "--pdeathsig", "KILL", "unshare", "--mount", "--pid", "--fork", "--kill-child")
+#: Words of make for `--brief`, in place of the longer search and of "test".
+BRIEF_SEARCH = ("SEARCH=--max-probes 4 --search-time 30s",)
+BRIEF_TESTS = ("everyday-alone", "everyday-shared", "CASES=--first-case")
 #: Lines of its output that are shown of a machine that failed: the summary of its tests.
 LAST_LINES = 60
 #: A command that takes longer is ended, and counts as failed.
@@ -322,17 +327,19 @@ class CleanRoot:
                 return 124
         return done.returncode
 
-    def outcome(self, log: Path) -> Outcome:
+    def outcome(self, log: Path, *, brief: bool = False) -> Outcome:
         """Run both commands.
 
         Args:
             log: takes what they print.
+            brief: a short search, and one case of each test without the checks of the code.
         """
         chosen = [f"PYTHON={self._python}"] if self._python else []
-        run_exit = self.run(["make", *chosen, "run"], log)
+        search, tests = (BRIEF_SEARCH, BRIEF_TESTS) if brief else ((), ("test",))
+        run_exit = self.run(["make", *chosen, "run", *search], log)
         self.run(["make", *chosen, "install"], log)
         began_s = time.monotonic()
-        test_exit = self.run(["make", *chosen, "test"], log)
+        test_exit = self.run(["make", *chosen, *tests], log)
         everyday_s = time.monotonic() - began_s
         found = self._inside(self.machine.clone) / "build" / "durations"
         passed, failed, skipped = tests_of(sorted(found.glob("*.xml")))
@@ -415,6 +422,7 @@ def main() -> None:
     parser = arguments("`make run` and `make test` on other machines")
     parser.add_argument("machines", nargs="*", metavar="MACHINE", help="(default: all of --list)")
     parser.add_argument("--list", action="store_true", help="name the machines and end")
+    parser.add_argument("--brief", action="store_true", help="a short search, fewer tests")
     parser.add_argument("--keep", action="store_true", help="keep the roots, in build/machines")
     at = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
     options, command = parser.parse_args(sys.argv[1:at]), sys.argv[at + 1 :]
@@ -438,7 +446,7 @@ def main() -> None:
         else:
             log = FOLDER / f"{name}.log"
             log.write_text("")
-            found = root.outcome(log)
+            found = root.outcome(log, brief=options.brief)
             _print_row(name, machine, found)
             figures += figures_of(name, found)
             if not found.well:

@@ -3,7 +3,8 @@
     @pytest.mark.needs("cc", "numactl")
 
 Programs are named by this mark alone. The marks `real`, `ray`, `root` and `traces`, by which runs
-are selected too, need what they name.
+are selected too, need what they name. `--needs cc` runs the tests of a compiler alone, and
+`--first-case` one case of each test, as a second machine does in CI.
 """
 
 from __future__ import annotations
@@ -142,20 +143,26 @@ def left_out(reasons: Iterable[str]) -> str:
 
 
 def add_option(parser: pytest.Parser) -> None:
-    """Add the option that selects tests by what they need."""
+    """Add the options that select tests."""
     parser.addoption("--needs", metavar="NAMES", help="only tests that need one of these")
+    parser.addoption("--first-case", action="store_true", help="of each test only the first case")
 
 
+@pytest.hookimpl(trylast=True)  # a first case that another option has left out is none
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the tests that need one of the named things, where some are named."""
-    if not (chosen := config.getoption("--needs")):
-        return
-    names = set(chosen.split(","))
-    if unknown := names - set(NEEDS):
-        raise pytest.UsageError(f"--needs takes {', '.join(NEEDS)}, not {sorted(unknown)[0]!r}")
-    left = [item for item in items if names & set(needs_of(item))]
-    config.hook.pytest_deselected(items=[item for item in items if item not in left])
-    items[:] = left
+    """Leave the tests that need one of the named things, and first cases, where asked for."""
+    left = items[:]
+    if chosen := config.getoption("--needs"):
+        names = set(chosen.split(","))
+        if unknown := names - set(NEEDS):
+            raise pytest.UsageError(f"--needs takes {', '.join(NEEDS)}, not {sorted(unknown)[0]!r}")
+        left = [item for item in left if names & set(needs_of(item))]
+    if config.getoption("--first-case"):
+        left = list({item.nodeid.partition("[")[0]: item for item in reversed(left)}.values())[::-1]
+    kept = set(left)
+    if out := [item for item in items if item not in kept]:
+        config.hook.pytest_deselected(items=out)
+        items[:] = left
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -35,9 +35,11 @@ needs.NEEDS["here"] = replace(needs.NEEDS["cc"], here=lambda: "/bin/true")
 """
 
 
-def run(folder: Path, cases: str, *options: str) -> subprocess.CompletedProcess[str]:
+def run(
+    folder: Path, cases: str, *options: str, conftest: str = CONFTEST
+) -> subprocess.CompletedProcess[str]:
     (folder / "test_cases.py").write_text(cases)
-    (folder / "conftest.py").write_text(CONFTEST)
+    (folder / "conftest.py").write_text(conftest)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options]
     return subprocess.run(
         [*command, "--rootdir", str(folder), str(folder)],
@@ -90,3 +92,21 @@ def test_no_test_skips_by_looking_for_a_program_itself() -> None:
         if re.search(r"^(?!\s+if).*skipif\(.*(which\(|geteuid)", line)
     ]
     assert found == []
+
+
+def test_the_first_case_of_each_test_is_that_of_those_which_other_options_leave(
+    tmp_path: Path,
+) -> None:
+    cases = """
+import pytest
+@pytest.mark.parametrize("n", [pytest.param(1, marks=pytest.mark.slow), 2, 3])
+def test_many(n): pass
+class TestOther:
+    def test_many(self): pass
+"""
+    conftest = CONFTEST + "from tests.needs import add_option as pytest_addoption\n"
+    conftest += "from tests.needs import pytest_collection_modifyitems\n"
+    words = ("-vv", "-m", "not slow", "--first-case")
+    done = run(tmp_path, cases, *words, conftest=conftest)
+    ran = [line.split()[0].partition("::")[2] for line in done.stdout.splitlines() if "%]" in line]
+    assert ran == ["test_many[2]", "TestOther::test_many"]
