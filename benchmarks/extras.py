@@ -165,17 +165,22 @@ class Checkout:
                 script.chmod(0o755)
         return python
 
+    @property
+    def environment(self) -> dict[str, str]:
+        """Environment in which this checkout's programs are found first."""
+        path = f"{Path(self.python).parent}{os.pathsep}{os.environ.get('PATH', '')}"
+        kept = {name: v for name, v in os.environ.items() if name != "PYTHONPATH"}
+        return {**kept, "PATH": path, "LC_ALL": "C.UTF-8"}
+
     def run(
         self, *words: str, cwd: Path | None = None, limit_s: float = LIMIT_S
     ) -> subprocess.CompletedProcess[str]:
         """Run this environment's Python with some words and return what it printed."""
-        variables = {name: v for name, v in os.environ.items() if name != "PYTHONPATH"}
-        variables["PATH"] = f"{Path(self.python).parent}{os.pathsep}{os.environ.get('PATH', '')}"
         try:
             return subprocess.run(
                 [self.python, *words],
                 cwd=cwd or self.folder,
-                env={**variables, "LC_ALL": "C.UTF-8"},
+                env=self.environment,
                 capture_output=True,
                 text=True,
                 timeout=limit_s,

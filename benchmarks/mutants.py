@@ -19,6 +19,7 @@ from __future__ import annotations
 import ast
 import json
 import random
+import subprocess
 import sys
 import tempfile
 import threading
@@ -64,8 +65,37 @@ REASONS = ROOT / "benchmarks" / "data" / "mutants.toml"
 EVERYDAY = "not (slow or quiet or long or ray or root)"
 #: Tests may take so many times what they take without a change, and so much more, seconds.
 MOST_TIMES, MORE_S = 5.0, 60.0
-#: Print what each test runs of a file (`Touched`), once all pass.
+#: Note what each test runs of a file (`Touched`), and what it imports from elsewhere.
 TOUCH = "import sys; from benchmarks.mutants import touch; touch(*sys.argv[1:])"
+#: Answer each line, the words of pytest and a limit in seconds, with the status of such a run. What
+#: is imported from elsewhere is imported once, and each run is a fork.
+SERVE = """
+import importlib, json, os, signal, sys, time
+import pytest
+for name in json.loads(sys.stdin.readline()):
+    try:
+        importlib.import_module(name)
+    except Exception:
+        pass
+for line in sys.stdin:
+    words, limit_s = json.loads(line)
+    if not (pid := os.fork()):
+        os.setsid()
+        null = os.open(os.devnull, os.O_RDWR)
+        for number in range(3):
+            os.dup2(null, number)
+        os._exit(int(pytest.main(words)))
+    until_s, done = time.monotonic() + limit_s, 0
+    while not done and time.monotonic() < until_s:
+        done, status = os.waitpid(pid, os.WNOHANG)
+        time.sleep(0.02)
+    if not done:
+        os.killpg(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    print(os.waitstatus_to_exitcode(status) if done else 124, flush=True)
+"""
+#: One thread each, as the tests have (tests/environment.py).
+THREADS = dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 #: Replacements that a person could have typed: a comparison turned round or off by one,
 #: an operation for another; not `is` for `==`, nor a bit's operation for a sum.
@@ -202,8 +232,10 @@ def touch(name: str, result: str, *words: str) -> None:
     plugin = Touched(name)
     status = pytest.main(list(words), plugins=[plugin])
     sys.settrace(None)
+    own = tuple(f"{each}." for each in ("tests", "tuner", "benchmarks"))
+    modules = [each for each in sys.modules if not f"{each}.".startswith(own)]
     found = {test: (plugin.seconds[test], sorted(rows)) for test, rows in plugin.lines.items()}
-    Path(result).write_text(json.dumps(found), encoding="utf-8")
+    Path(result).write_text(json.dumps((modules, found)), encoding="utf-8")
     sys.exit(status)
 
 
@@ -233,13 +265,22 @@ class Suite:
     """
 
     def __init__(self, copy: Checkout, name: str, places: Sequence[str]) -> None:
-        self._copy = copy
         result = copy.folder / "touched.json"
         words = ("-q", "-p", "no:cacheprovider", "-m", EVERYDAY, *places)
         done = copy.run("-c", TOUCH, name, str(result), *words, limit_s=1800.0)
-        found = json.loads(result.read_text(encoding="utf-8")) if result.exists() else {}
         if done.returncode:
             sys.exit(f"a test of {name} fails without any change:\n{done.stdout[-2000:]}")
+        modules, found = json.loads(result.read_text(encoding="utf-8"))
+        self._server = subprocess.Popen(
+            [copy.python, "-c", SERVE],
+            cwd=copy.folder,
+            env={**copy.environment, **THREADS},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        self._ask(modules)
         self.seconds: Mapping[str, float] = {test: taken for test, (taken, _) in found.items()}
         self.lines: Mapping[str, set[int]] = {test: set(rows) for test, (_, rows) in found.items()}
 
@@ -259,10 +300,22 @@ class Suite:
         """Return whether a test fails, or the tests take much longer than without a change."""
         return any(map(self._fail, self.in_order(rows)))
 
+    def close(self) -> None:
+        """End the process that runs the tests."""
+        self._server.communicate()
+
+    def _ask(self, words: object) -> None:
+        assert self._server.stdin is not None
+        self._server.stdin.write(f"{json.dumps(words)}\n")
+        self._server.stdin.flush()
+
     def _fail(self, tests: Sequence[str]) -> bool:
+        if not tests:
+            return False
         limit_s = MOST_TIMES * sum(self.seconds[test] for test in tests) + MORE_S
-        words = ("-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *tests)
-        return bool(tests) and self._copy.run(*words, limit_s=limit_s).returncode != 0
+        self._ask((["-q", "-x", "-p", "no:cacheprovider", *tests], limit_s))
+        assert self._server.stdout is not None
+        return int(self._server.stdout.readline()) != 0
 
 
 def reasons(table: Path = REASONS) -> dict[tuple[str, str, str], str]:
@@ -315,6 +368,7 @@ def main() -> None:
                     survived.append(change)
                     reason = known.get(change.key, "")
                     print(f"survived: {change}  {f'({reason})' if reason else ''}", flush=True)
+            tests.close()
             file.write_text(text, encoding="utf-8")
             print(f"{subject}: {made} changes, {len(survived)} survived so far", flush=True)
     publish(
