@@ -205,6 +205,13 @@ class TestAProgramThatEndsTooEarly:
         with pytest.raises(ProbeFailed, match="give it at least 500 steps"):
             scene.conductor.run(40)
 
+    def test_when_all_ranks_have_ended_nothing_more_is_waited_for(self) -> None:
+        scene = Scene(steps=9)
+        began_s = scene.clock()
+        with pytest.raises(ProbeFailed, match="after 9 optimizer steps"):
+            scene.conductor.run(20)
+        assert scene.clock() - began_s == pytest.approx(8 * 0.25)
+
     def test_steps_beyond_the_last_boundary_count(self) -> None:
         assert "after 40 optimizer steps" in self.probe(40, lambda n: 0.25, POLICY)
 
@@ -270,6 +277,13 @@ class TestWarmUp:
         self, blocks: list[float], stable: bool
     ) -> None:
         assert settled(blocks) is stable
+
+
+def test_a_live_setting_is_set_once_every_rank_has_answered() -> None:
+    scene = Scene()
+    began_s = scene.clock()
+    assert scene.conductor.set_live({"accumulation": 2}) == [{"read": {}}] * 2
+    assert scene.clock() == began_s
 
 
 class Expecting(ScriptedRanks):
