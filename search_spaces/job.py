@@ -105,25 +105,6 @@ DROPOUTS = ("none", "hidden", "all")
 PARTITIONS = ("blocks", "ends", "parameters", "flops")
 #: Legal values of `optimizer`.
 OPTIMIZERS = ("adamw", "adamw_32bit", "adamw_8bit")
-#: Bytes per parameter of two 8-bit moments, each with an fp32 scale per block of 256, in
-#: bitsandbytes 0.50.2 and torchao 0.18 (Dettmers et al. 2021, arXiv 2110.02861, with blocks of
-#: 2,048). Tensors below 4,096 values, which both leave in 16 or 32 bits, are not told apart.
-MOMENTS_8BIT = 2 * (1 + 4 / 256)
-
-
-@dataclass(frozen=True)
-class StateBytes:
-    """Bytes per trained parameter.
-
-    Attributes:
-        copy: of the weights that the optimizer updates, if they are not those computed with.
-        moments: of Adam's two moments.
-    """
-
-    weights: float
-    gradients: float
-    copy: float
-    moments: float
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,18 +172,6 @@ class Program:
             raise InvalidValue("copies of a program", self.copies, "an integer of at least 0")
         if self.pure_bf16 and self.fp32_gradients:
             raise InputError("pure_bf16 and fp32_gradients of a program exclude each other")
-
-    def state_bytes(self, precision: str) -> StateBytes:
-        """Return the bytes per trained parameter in a precision, before anything is sharded.
-
-        In mixed precision 2 + 2 for weights and gradients, 4 for fp32 weights and 8 for the
-        moments; in fp32 4 + 4 + 8 (Rajbhandari et al. 2020, arXiv 1910.02054, section 3).
-        """
-        width = 4.0 if precision == "fp32" else 2.0
-        copy = 0.0 if precision == "fp32" or self.pure_bf16 else 4.0
-        moments = 4.0 if self.pure_bf16 and self.optimizer == "adamw" else 8.0
-        moments = MOMENTS_8BIT if self.optimizer == "adamw_8bit" else moments
-        return StateBytes(width, width, copy, moments)
 
     @classmethod
     def from_table(cls, data: Any, where: str) -> Program:

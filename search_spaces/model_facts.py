@@ -1,59 +1,27 @@
-"""Sizes of a model, and the arithmetic of its bytes and FLOPs.
+"""Parameters of a model, and the arithmetic of its bytes and FLOPs.
 
-What reads them of a Hugging Face configuration (`model_reading`) an installation may leave out: the
-model of a script is then not known.
+With it comes what they decide of a job's plain training: the usual launch that fits a device, and
+which models and adapters the built-in training program has.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from typing import Any
 
-from tuner.search_spaces.job import Precision, Program, TrainingJob
-from tuner.search_spaces.plugins import Socket
+from tuner.search_spaces.cluster import Cluster
+from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.job import TARGETS, Precision, Program, TrainingJob
+from tuner.search_spaces.model_sizes import NO_SIZES, SOCKET, Sizes
 
-#: What reads a model's sizes: shipped, or left out.
-SOCKET = Socket(
-    *("joulefront.models", "reader of models", 1, ("facts_in",)),
-    {"sizes": "tuner.search_spaces.model_reading"},
-)
+#: Bytes per parameter of two 8-bit moments, each with an fp32 scale per block of 256, in
+#: bitsandbytes 0.50.2 and torchao 0.18 (Dettmers et al. 2021, arXiv 2110.02861, with blocks of
+#: 2,048). Tensors below 4,096 values, which both leave in 16 or 32 bits, are not told apart.
+MOMENTS_8BIT = 2 * (1 + 4 / 256)
 _READING = "reading the sizes of a model"
 _PLAIN = Program()
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """Sizes that a configuration gives, completed by the defaults of its family.
-
-    Attributes:
-        dense, expert: width of a dense MLP and of an expert; equal without experts.
-        experts, experts_per_token: experts per layer, and those that a token visits; 0 if dense.
-        positions: the longest sequence the configuration states; None if it states none.
-        tied: True if the output projection shares the embedding table.
-        gated: True if the MLP multiplies by a gate (SwiGLU and its kin).
-        learned_positions: True if positions are a table of parameters.
-        qk_norm: True if queries and keys are normed.
-    """
-
-    model_type: str
-    layers: int
-    hidden: int
-    heads: int
-    kv_heads: int
-    head_dim: int
-    vocab: int
-    dense: int
-    expert: int
-    experts: int
-    experts_per_token: int
-    positions: int | None
-    tied: bool
-    gated: bool
-    learned_positions: bool
-    qk_norm: bool
 
 
 @dataclass(frozen=True)
@@ -187,11 +155,6 @@ class ModelFacts(Sizes):
         return found
 
     @property
-    def intermediate(self) -> int:
-        """Width of a dense MLP, or of one expert if there are experts."""
-        return self.expert
-
-    @property
     def visited_width(self) -> int:
         """Width of all the experts that a token visits, or of the dense MLP."""
         return self.intermediate * max(self.experts_per_token, 1) + self.shared
@@ -247,10 +210,15 @@ class ModelFacts(Sizes):
 
 #: Model of unknown sizes, with no limit on its layers.
 _UNKNOWN: Any = {item.name: 0 for item in fields(ModelFacts)} | {
-    **{"model_type": "unknown", "gated": False, "tied": False, "learned_positions": False},
-    **{"qk_norm": False},
-    **{"layers": sys.maxsize, "positions": None, "vision": None, "lora": None},
-    **{"attending": 1.0, "doubts": (), "shared": 0, "kept_16": 0.0, "kept_32": 0.0},
+    **NO_SIZES,
+    **{
+        "vision": None,
+        "lora": None,
+        "attending": 1.0,
+        "doubts": (),
+        "kept_16": 0.0,
+        "kept_32": 0.0,
+    },
 }
 UNKNOWN_MODEL = ModelFacts(**_UNKNOWN)
 
@@ -273,6 +241,34 @@ def facts_of(job: TrainingJob) -> ModelFacts:
     return replace(facts, lora=adapters, doubts=(*facts.doubts, *adapters.doubts))
 
 
+@dataclass(frozen=True)
+class StateBytes:
+    """Bytes per trained parameter.
+
+    Attributes:
+        copy: of the weights that the optimizer updates, if they are not those computed with.
+        moments: of Adam's two moments.
+    """
+
+    weights: float
+    gradients: float
+    copy: float
+    moments: float
+
+
+def state_bytes(program: Program, precision: str) -> StateBytes:
+    """Return the bytes per trained parameter in a precision, before anything is sharded.
+
+    In mixed precision 2 + 2 for weights and gradients, 4 for fp32 weights and 8 for the
+    moments; in fp32 4 + 4 + 8 (Rajbhandari et al. 2020, arXiv 1910.02054, section 3).
+    """
+    width = 4.0 if precision == "fp32" else 2.0
+    copy = 0.0 if precision == "fp32" or program.pure_bf16 else 4.0
+    moments = 4.0 if program.pure_bf16 and program.optimizer == "adamw" else 8.0
+    moments = MOMENTS_8BIT if program.optimizer == "adamw_8bit" else moments
+    return StateBytes(width, width, copy, moments)
+
+
 def model_state_parts(
     parameters: float,
     zero_stage: int,
@@ -290,7 +286,7 @@ def model_state_parts(
     are those of the rank's share before ZeRO shards them over the `replicas` (data x sequence
     parallelism).
     """
-    each = program.state_bytes(precision)
+    each = state_bytes(program, precision)
     copy = 2.0 if program.pure_bf16 and zero_stage in (1, 2) else each.copy
     shards = [1 / replicas if zero_stage >= stage else 1.0 for stage in (3, 2, 1)]
     return (
@@ -325,3 +321,131 @@ def job_state_bytes(job: TrainingJob, zero_stage: int, replicas: int) -> float:
     width = 4.0 if widens(job) else weight
     frozen = width * outside + weight * facts.block_elements(weight)
     return trained + frozen / (replicas if zero_stage == 3 else 1)
+
+
+#: Share of a device's memory that model states may take before a user reaches for the next ZeRO
+#: stage, and share that states and activations may take together; the rest is for buffers, the
+#: framework's context and fragmentation (DeepSpeed's buckets alone are 1 to 4 GB).
+_STATES_SHARE, _FULL_SHARE = 0.8, 0.9
+
+
+def lightest_that_fits(
+    job: TrainingJob, cluster: Cluster, data_parallel: int, sizes: Sequence[int]
+) -> dict[str, Any]:
+    """Return the knobs of the plainest launch on so many replicas that fits a device.
+
+    Args:
+        sizes: micro-batches to choose from, largest first.
+    """
+    memory = cluster.device.memory_bytes
+    stages = range(4) if data_parallel > 1 else range(1)
+    states = [job_state_bytes(job, stage, data_parallel) for stage in stages]
+    fitting = [stage for stage in stages if states[stage] <= _STATES_SHARE * memory]
+    # The CPU's Adam has no 8-bit states.
+    alone = bool(fitting) or job.program.optimizer == "adamw_8bit"
+    zero_stage = fitting[0] if fitting else (3 if data_parallel > 1 else 0 if alone else 1)
+    room = _FULL_SHARE * memory - (states[zero_stage] if fitting else 0.0)
+    both = [(size, kept) for kept in ("none", "full") for size in sizes]
+    fit = (each for each in both if _activation_bytes(job, *each) <= room)
+    micro_batch, checkpointing = next(fit, both[-1])
+    return {
+        "micro_batch": micro_batch,
+        "zero_stage": zero_stage,
+        "optimizer_offload": "none" if alone else "cpu",
+        "activation_checkpointing": checkpointing,
+    }
+
+
+def _activation_bytes(job: TrainingJob, micro_batch: int, checkpointing: str) -> float:
+    # With fused attention 34 s b h per layer in 16 bits (Korthikanti et al. 2022, arXiv 2205.05198,
+    # equation 1 without the scores, which it never stores), or 2 s b h per layer and one live layer
+    # under full checkpointing; the same for an encoder's layers and patches; about 10 bytes per
+    # logit for the loss. Rough: it only picks the baseline.
+    facts = facts_of(job)
+    tokens = job.sequence_length * micro_batch
+    towers = [(float(tokens * facts.hidden), facts.layers)]
+    if facts.vision is not None:
+        patches = job.frames * facts.vision.patches * micro_batch
+        towers.append((float(patches * facts.vision.hidden), facts.vision.layers))
+    if checkpointing == "full":
+        kept = sum(2.0 * width * layers for width, layers in towers)
+        kept += 34.0 * max(width for width, _ in towers)
+    else:
+        kept = sum(34.0 * width * layers for width, layers in towers)
+    return kept * (2 if job.precision == "fp32" else 1) + 10.0 * tokens * facts.vocab
+
+
+def why_too_large(job: TrainingJob, cluster: Cluster) -> str:
+    """Return why one device cannot hold a job's states, as a phrase; "" if it can."""
+    memory = cluster.device.memory_limit_bytes
+    if memory is None or job_state_bytes(job, 0, 1) <= memory:
+        return ""
+    parameters = facts_of(job).parameters
+    return f"{parameters / 1e9:.2g} billion parameters on {memory / 1e9:.0f} GB devices"
+
+
+def untrainable(configuration: Configuration, job: TrainingJob) -> list[str]:
+    """Return a phrase for each thing of a job's model that the built-in program has not."""
+    states = ", ".join(other_states(job))
+    phrase = f"the built-in training program has no {states}; leave it out, or plan it"
+    return [
+        *([phrase] if states else []),
+        *_unfit_adapters(job),
+        *_unfit_frames(configuration, job),
+    ]
+
+
+def _unfit_adapters(job: TrainingJob) -> list[str]:
+    # What the built-in training program adapts is fewer than what is counted.
+    if job.lora is None or not job.model:
+        return []
+    program = "the built-in training program adapts"
+    if job.lora.targets not in TARGETS:
+        return [f"{program} {' or '.join(TARGETS)}, not {job.lora.targets}; plan it"]
+    if "vision_config" in job.model:
+        return [f"{program} models of text, not of video and text; plan it"]
+    if job.lora.targets == "all-linear" and facts_of(job).experts:
+        return [f'{program} no experts: give targets = "attention" for this model, or plan it']
+    return []
+
+
+def other_states(job: TrainingJob) -> list[str]:
+    """Return how a job stores weights and states, a phrase each, where that is not the usual."""
+    phrases = []
+    if job.lora is not None and job.lora.quantization != "none":
+        double = " with double quantization" if job.lora.quantization == "nf4-double" else ""
+        nf4 = f"4-bit NF4 frozen weights{double}"
+        phrases.append("8-bit frozen weights" if job.lora.quantization == "int8" else nf4)
+    if job.lora is not None and job.lora.dora:
+        phrases.append("magnitudes of DoRA")
+    if job.program.optimizer == "adamw_8bit":
+        phrases.append("8-bit moments")
+    if job.program.pure_bf16:
+        moments = " and moments" if job.program.optimizer == "adamw" else ""
+        phrases.append(f"pure bf16 weights, gradients{moments} without fp32 weights")
+    return phrases
+
+
+def _unfit_frames(configuration: Configuration, job: TrainingJob) -> list[str]:
+    vision, frames = facts_of(job).vision, job.frames
+    if vision is None:
+        return [f"the model reads no video, and the job gives {frames} frames"] if frames else []
+    visual, length = vision.tokens_of(frames), job.sequence_length
+    if not frames:
+        return ["the model reads video, and the job gives no frames; set frames in the job's file"]
+    if visual + 2 > length:
+        return [
+            f"{frames} frames are {visual} tokens, which with two of text do not fit in a "
+            f"sequence of {length}"
+        ]
+    # A recorded table may use these names for something else.
+    values = [configuration.get(name) for name in ("sequence_parallel", "tensor_parallel")]
+    degree, tensor = (value if isinstance(value, int) else 1 for value in values)
+    if frames % degree:
+        return [
+            f"sequence_parallel {degree} does not divide the {frames} frames, and each rank of a "
+            "sequence encodes equally many"
+        ]
+    if vision.heads % tensor:
+        return [f"tensor_parallel {tensor} does not divide the encoder's {vision.heads} heads"]
+    return []

@@ -17,10 +17,28 @@ from tuner.search_spaces import library_count
 from tuner.search_spaces.errors import InputError, InvalidValue, check_integer
 from tuner.search_spaces.job import QUANTIZED, TARGETS, LoRA, TrainingJob
 from tuner.search_spaces.library_count import take_kept_count
-from tuner.search_spaces.model_facts import LoRAFacts, ModelFacts, VisionFacts
+from tuner.search_spaces.model_facts import (
+    LoRAFacts,
+    ModelFacts,
+    VisionFacts,
+    facts_of,
+    lightest_that_fits,
+    untrainable,
+    why_too_large,
+)
 from tuner.search_spaces.plain_decoder import check_limits, describe, is_plain, read_flag
 
-__all__ = ["count_to_keep", "facts_in", "lora_facts", "take_kept_count"]
+#: What the core asks for, by `tuner.search_spaces.model_sizes.SOCKET`.
+__all__ = [
+    "count_to_keep",
+    "facts_in",
+    "facts_of",
+    "lightest_that_fits",
+    "lora_facts",
+    "take_kept_count",
+    "untrainable",
+    "why_too_large",
+]
 
 PROTOCOL = 1
 #: Families whose query, key and value projections are one linear layer.

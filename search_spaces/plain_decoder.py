@@ -14,7 +14,7 @@ from typing import Any
 
 from tuner.search_spaces.data_files import catalogue
 from tuner.search_spaces.errors import InputError, InvalidValue, check_integer
-from tuner.search_spaces.model_facts import Sizes
+from tuner.search_spaces.model_sizes import Sizes
 
 _CATALOGUE = catalogue("language_models")
 #: The keys of each size, in any family.

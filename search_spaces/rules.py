@@ -21,10 +21,10 @@ from typing import Any, NamedTuple
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.data_files import catalogue
-from tuner.search_spaces.job import TARGETS, TrainingJob
+from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.knob_declarations import CHANGED, Values, holds, names_in
 from tuner.search_spaces.knobs import KNOBS, by_stage, stage_values
-from tuner.search_spaces.model_facts import facts_of
+from tuner.search_spaces.model_sizes import reader_of, sizes_of
 
 Check = Callable[[Configuration, TrainingJob, Cluster], str | None]
 
@@ -109,7 +109,7 @@ def _reader(name: str) -> Callable[[_Facts], Any]:
         return lambda facts: facts.configuration.get(name)
     owner, _, field = name.partition("_")
     if owner == "model":
-        return lambda facts: getattr(facts_of(facts.job), field)
+        return lambda facts: getattr(sizes_of(facts.job), field)
     return operator.attrgetter(f"{_OWNERS.get(owner, owner)}.{field}")
 
 
@@ -212,7 +212,7 @@ def _nearest_divisors(number: int, value: int) -> tuple[int, ...]:
 
 @_computed
 def _sequence_heads(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
-    facts, degree = facts_of(job), c.sequence_parallel
+    facts, degree = sizes_of(job), c.sequence_parallel
     if degree == 1 or c.get("sequence_method") != "ulysses":
         return None
     heads, kv = (max(1, n // c.tensor_parallel) for n in (facts.heads, facts.kv_heads))
@@ -238,7 +238,7 @@ def _fp8_sides(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | No
     scaling = str(c.get("fp8"))
     if scaling == "none" or not job.is_modelled:
         return None
-    facts, multiple = facts_of(job), _SIDES[scaling]
+    facts, multiple = sizes_of(job), _SIDES[scaling]
     sides = {
         "tokens of a micro-batch": c.micro_batch * job.sequence_length // c.sequence_parallel,
         "hidden size": facts.hidden,
@@ -349,63 +349,5 @@ def unrunnable(configuration: Configuration, job: TrainingJob | None = None) -> 
         phrases.append(phrase + restriction)
     if job is None:
         return phrases
-    states = ", ".join(other_states(job))
-    if states:
-        phrases.append(f"the built-in training program has no {states}; leave it out, or plan it")
-    return phrases + _unfit_adapters(job) + _unfit_frames(configuration, job)
-
-
-def _unfit_adapters(job: TrainingJob) -> list[str]:
-    # What the built-in training program adapts is fewer than what is counted.
-    if job.lora is None or not job.model:
-        return []
-    program = "the built-in training program adapts"
-    if job.lora.targets not in TARGETS:
-        return [f"{program} {' or '.join(TARGETS)}, not {job.lora.targets}; plan it"]
-    if "vision_config" in job.model:
-        return [f"{program} models of text, not of video and text; plan it"]
-    if job.lora.targets == "all-linear" and facts_of(job).experts:
-        return [f'{program} no experts: give targets = "attention" for this model, or plan it']
-    return []
-
-
-def other_states(job: TrainingJob) -> list[str]:
-    """Return how a job stores weights and states, a phrase each, where that is not the usual."""
-    phrases = []
-    if job.lora is not None and job.lora.quantization != "none":
-        double = " with double quantization" if job.lora.quantization == "nf4-double" else ""
-        nf4 = f"4-bit NF4 frozen weights{double}"
-        phrases.append("8-bit frozen weights" if job.lora.quantization == "int8" else nf4)
-    if job.lora is not None and job.lora.dora:
-        phrases.append("magnitudes of DoRA")
-    if job.program.optimizer == "adamw_8bit":
-        phrases.append("8-bit moments")
-    if job.program.pure_bf16:
-        moments = " and moments" if job.program.optimizer == "adamw" else ""
-        phrases.append(f"pure bf16 weights, gradients{moments} without fp32 weights")
-    return phrases
-
-
-def _unfit_frames(configuration: Configuration, job: TrainingJob) -> list[str]:
-    vision, frames = facts_of(job).vision, job.frames
-    if vision is None:
-        return [f"the model reads no video, and the job gives {frames} frames"] if frames else []
-    visual, length = vision.tokens_of(frames), job.sequence_length
-    if not frames:
-        return ["the model reads video, and the job gives no frames; set frames in the job's file"]
-    if visual + 2 > length:
-        return [
-            f"{frames} frames are {visual} tokens, which with two of text do not fit in a "
-            f"sequence of {length}"
-        ]
-    # A recorded table may use these names for something else.
-    values = [configuration.get(name) for name in ("sequence_parallel", "tensor_parallel")]
-    degree, tensor = (value if isinstance(value, int) else 1 for value in values)
-    if frames % degree:
-        return [
-            f"sequence_parallel {degree} does not divide the {frames} frames, and each rank of a "
-            "sequence encodes equally many"
-        ]
-    if vision.heads % tensor:
-        return [f"tensor_parallel {tensor} does not divide the encoder's {vision.heads} heads"]
-    return []
+    reader = reader_of(job)
+    return phrases if reader is None else [*phrases, *reader.untrainable(configuration, job)]

@@ -36,19 +36,17 @@ from tests.needs import (  # noqa: F401
     pytest_terminal_summary,
     require,
 )
-from tests.support.launchers import answer_here
 from tests.support.studies import LONG_JOB, FormulaRunner, run_optimize
 from tests.twin import TwinGpu, TwinNode
 from tests.twin.replay import replayed_node
 from tuner.executors.local import SimulatedExecutor
 from tuner.result import Result
 from tuner.search.planner import PlanningState, ProbePlan, ProbePlanner
-from tuner.search_spaces import built_model, library_count
 from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.plugins import shipped_module
 from tuner.search_spaces.space import Candidates
 from tuner.study.callbacks import Progress
 from tuner.workload.node.rank_server import RankServer
-from tuner.workload.scripts.launchers import kinds
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -78,11 +76,16 @@ def pytest_unconfigure() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _models_are_counted_here() -> Iterator[None]:
-    """Count models in this process: a process for each would import torch anew."""
+    """Count models in this process: a process for each would import torch anew.
+
+    As below, what is patched may be a part of an extra, which a checkout may leave out
+    (`benchmarks.extras`).
+    """
+    built_model: Any = shipped_module("tuner.search_spaces.built_model")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(
-            library_count, "run_program", lambda line: built_model.answer(json.loads(line))
-        )
+        if built_model is not None:
+            path = "tuner.search_spaces.library_count.run_program"
+            patch.setattr(path, lambda line: built_model.answer(json.loads(line)))
         yield
 
 
@@ -131,13 +134,17 @@ def next_candidates(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPa
 @pytest.fixture
 def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the page of each report empty, where a test does not look at it."""
-    monkeypatch.setattr("tuner.display.report.render_report", lambda *_, **__: "")
+    if shipped_module("tuner.display.report") is not None:
+        monkeypatch.setattr("tuner.display.report.render_report", lambda *_, **__: "")
 
 
 @pytest.fixture
 def launchers_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let launchers' parsers answer in this process, which imports torch once."""
-    monkeypatch.setattr(kinds, "_reply", answer_here)
+    if shipped_module("tuner.workload.scripts.launchers") is not None:
+        from tests.support.launchers import answer_here
+
+        monkeypatch.setattr("tuner.workload.scripts.launchers.kinds._reply", answer_here)
 
 
 @dataclass

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from tuner.search_spaces.job import QUANTIZED, Program
+from tuner.search_spaces.model_facts import state_bytes
 
 #: Number of values of the tensors that are made.
 SIZE = 2**22
@@ -48,7 +49,7 @@ def _bytes(tensors: Iterable[Any]) -> float:
 
 
 def _moments(optimizer: Any) -> float:
-    return Program(pure_bf16=True, optimizer=optimizer).state_bytes("bf16").moments
+    return state_bytes(Program(pure_bf16=True, optimizer=optimizer), "bf16").moments
 
 
 def _of_torch() -> float:

@@ -25,9 +25,9 @@ from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.data_files import check_keys, read_toml
 from tuner.search_spaces.errors import InputError, InvalidValue
-from tuner.search_spaces.job import Program, StateBytes, TrainingJob
+from tuner.search_spaces.job import Program, TrainingJob
 from tuner.search_spaces.knobs import KNOBS, Value, by_stage, stage_values
-from tuner.search_spaces.model_facts import ModelFacts, facts_of, widens
+from tuner.search_spaces.model_facts import ModelFacts, StateBytes, facts_of, state_bytes, widens
 from tuner.search_spaces.typed_json import names_a_file
 
 #: Tensor-core peak in bf16 over the fp32 peak without tensor cores, for a device whose file does
@@ -203,7 +203,7 @@ class Setup:
     @property
     def states(self) -> StateBytes:
         """Bytes of weights, gradients and optimizer states per trained parameter."""
-        return self.program.state_bytes(self.job.precision)
+        return state_bytes(self.program, self.job.precision)
 
     @property
     def updated_element(self) -> float:

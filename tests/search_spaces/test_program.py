@@ -10,7 +10,7 @@ from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import Program, TrainingJob, load_job
-from tuner.search_spaces.model_facts import facts_of, job_state_bytes
+from tuner.search_spaces.model_facts import facts_of, job_state_bytes, state_bytes
 from tuner.search_spaces.rules import broken_rules, unrunnable
 from tuner.search_spaces.space import default_configuration
 
@@ -69,7 +69,7 @@ def test_torch_keeps_pure_bf16_states_of_eight_bytes() -> None:
     optimizer = torch.optim.AdamW([weight])
     optimizer.step()
     kept = [v for v in optimizer.state[weight].values() if v.numel() > 1]
-    each = Program(pure_bf16=True).state_bytes("bf16")
+    each = state_bytes(Program(pure_bf16=True), "bf16")
     assert sum(v.numel() * v.element_size() for v in kept) == each.moments * 4096
     assert weight.grad.element_size() == each.gradients
 

@@ -25,7 +25,7 @@ from tuner.planner.predict import Forecast
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.job import TrainingJob, job_names
 from tuner.search_spaces.knobs import short_word
-from tuner.search_spaces.rules import other_states
+from tuner.search_spaces.model_facts import other_states
 
 #: Nodes from which a plan says what it does not model.
 MANY_NODES = 1000

@@ -32,7 +32,7 @@ from tuner.search_spaces.errors import InputError, InvalidConfiguration
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.knob_declarations import declared_words, with_baseline
 from tuner.search_spaces.knobs import KNOBS, Value, split_words, values_of
-from tuner.search_spaces.model_facts import facts_of, job_state_bytes
+from tuner.search_spaces.model_sizes import reader_of, sizes_of
 from tuner.search_spaces.rules import broken_rules, unrunnable, why_it_cannot_run
 from tuner.search_spaces.space import (
     Candidates,
@@ -387,7 +387,7 @@ def question_of(request: JobRequest, *, plan: bool = False) -> Question:
 def _default_space(job: TrainingJob, cluster: Cluster) -> tuple[str, str]:
     """Return the space of a run that names none, and a note on why it is not the small one."""
     can_split = cluster.devices > 1 and job.splits_model and job.is_modelled
-    if can_split and (experts := facts_of(job).experts):
+    if can_split and (experts := sizes_of(job).experts):
         without = f"--space {SMALL}: without tensor, pipeline and expert parallelism"
         return EXPERTS, f"space {EXPERTS!r} is searched for {experts} experts ({without})"
     if why := _why_large(job, cluster):
@@ -402,11 +402,10 @@ def _why_large(job: TrainingJob, cluster: Cluster) -> str:
         return ""
     if cluster.nodes > 1:
         return f"{cluster.nodes} nodes"
-    parameters, memory = facts_of(job).parameters, cluster.device.memory_limit_bytes
-    states = job_state_bytes(job, 0, 1)
-    if cluster.devices == 1 or memory is None or states <= memory:
+    if cluster.devices == 1 or (reader := reader_of(job)) is None:
         return ""
-    return f"{parameters / 1e9:.2g} billion parameters on {memory / 1e9:.0f} GB devices"
+    why: str = reader.why_too_large(job, cluster)
+    return why
 
 
 def problem_of_job(request: JobRequest, *, plan: bool = False) -> Problem:

@@ -23,7 +23,7 @@ from typing import Any, Literal
 from tuner.problem.archive import is_archive, unpacked
 from tuner.search_spaces.data_files import parse_toml, write_toml
 from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName, reason
-from tuner.search_spaces.model_facts import SOCKET as MODELS
+from tuner.search_spaces.model_sizes import SOCKET as MODELS
 from tuner.search_spaces.safe_files import (
     open_plain,
     open_to_read,

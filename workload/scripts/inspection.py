@@ -21,8 +21,7 @@ from tuner.search_spaces.data_files import read_json_object
 from tuner.search_spaces.errors import LARGEST, InputError
 from tuner.search_spaces.job import Precision
 from tuner.search_spaces.knob_declarations import Knob
-from tuner.search_spaces.model_facts import SOCKET as MODELS
-from tuner.search_spaces.model_facts import ModelFacts
+from tuner.search_spaces.model_sizes import SOCKET as MODELS
 from tuner.workload.hook import micro_batches
 from tuner.workload.records.probe import (
     FIRST_STEP_LIMIT_S,
@@ -431,10 +430,10 @@ def _model(script: Script, facts: Mapping[str, Any]) -> dict[str, Any]:
         given = Path(script.model_config)
         return read_json_object(given, f"model config {given}")
     carried = dict(facts.get("model", {}))
-    if MODELS.part("sizes") is None:
+    if (reader := MODELS.part("sizes")) is None:
         return {}
     try:
-        ModelFacts.from_config(carried)
+        reader.facts_in(carried)
     except InputError:
         return {}  # of a kind that is not a language model, or of none at all
     return carried
