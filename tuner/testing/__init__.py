@@ -1,1 +1,1 @@
-"""Contract tests that a plug-in inherits: of `meters`, `platforms` and governors of `clocks`."""
+"""Contract tests of the sockets, which a plug-in's tests inherit."""

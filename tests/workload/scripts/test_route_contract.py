@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -21,13 +20,14 @@ from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.knobs import KNOBS, Value
 from tuner.search_spaces.rules import broken_rules
+from tuner.testing.routes import RouteContract
 from tuner.workload.scripts import SOCKET
 from tuner.workload.scripts.command import Script, Start
 from tuner.workload.scripts.frameworks.bound_driver import Bound
 from tuner.workload.scripts.frameworks.driver import Driver, shipped_drivers
 from tuner.workload.scripts.inspection import proven
 from tuner.workload.scripts.key_files import parsed_file
-from tuner.workload.scripts.routes import Route, carriers, routes, support_of, today_of
+from tuner.workload.scripts.routes import Route, carriers, routes, support_of
 from tuner.workload.scripts.script_facts import LAUNCH, ScriptFacts
 from tuner.workload.scripts.script_job import ScriptJob
 
@@ -115,10 +115,6 @@ def with_file_knob(folder: Path) -> ScriptJob:
     return script_job("train.py f.yaml", folder, TORCH, ["f.yaml:workers=2,8"])
 
 
-def other_of(job: ScriptJob, case: Case) -> Configuration:
-    return Configuration(Settings({**job.baseline.launch, case.knob: case.other}))
-
-
 ids = [type(route).__name__ for route in routes()]
 every_route = pytest.mark.parametrize("route", routes(), ids=ids)
 
@@ -127,37 +123,22 @@ def test_every_route_has_a_case() -> None:
     assert sorted(CASES) == sorted(ids)
 
 
-@every_route
-def test_todays_values_are_legal_and_the_baseline(route: Route, tmp_path: Path) -> None:
-    job = CASES[type(route).__name__].make(tmp_path)
-    for name, value in route.today(job).items():
-        assert KNOBS[name].check(value) == value
-        assert name in today_of(job)
-    for name, value in today_of(job).items():
-        assert job.baseline.get(name) == value
+class TestEveryRoute(RouteContract):
+    @pytest.fixture(autouse=True, params=routes(), ids=ids)
+    def _case(self, request: pytest.FixtureRequest) -> None:
+        self._route, self._own = request.param, CASES[type(request.param).__name__]
 
+    def route(self) -> Route:
+        return self._route
 
-@every_route
-def test_what_a_route_supports_holds_todays_value(route: Route, tmp_path: Path) -> None:
-    job = CASES[type(route).__name__].make(tmp_path)
-    for name in LAUNCH:
-        support = route.support(job, name)
-        if support is not None:
-            assert support.why
-            assert support.turned
-            assert not support.values or job.baseline.get(name) in support.values, name
+    def job(self, folder: Path) -> ScriptJob:
+        return self._own.make(folder)
 
+    def other(self) -> tuple[str, Value]:
+        return self._own.knob, self._own.other
 
-@every_route
-def test_a_configuration_is_applied_and_todays_changes_nothing(
-    route: Route, tmp_path: Path
-) -> None:
-    case = CASES[type(route).__name__]
-    job = case.make(tmp_path)
-    assert job.refused(other_of(job, case)) == []
-    today, again = (case.shown(job.start(job.baseline, tmp_path / name)) for name in "ab")
-    assert today == again
-    assert case.shown(job.start(other_of(job, case), tmp_path / "c")) != today
+    def shown(self, start: Start) -> Any:
+        return self._own.shown(start)
 
 
 @every_route
@@ -170,18 +151,6 @@ def test_a_script_without_evidence_gets_a_reason_for_every_knob(
         assert isinstance(route.why_not(plain, name), str)
         assert support_of(plain, name).why
         assert not support_of(plain, name).turned
-
-
-@every_route
-def test_a_job_that_was_sent_to_another_process_starts_the_same(
-    route: Route, tmp_path: Path
-) -> None:
-    case = CASES[type(route).__name__]
-    job = case.make(tmp_path)
-    start = job.start(other_of(job, case), tmp_path / "p")
-    sent = pickle.loads(pickle.dumps(job))
-    assert sent.start(other_of(job, case), tmp_path / "p") == start
-    assert sent.needs_hook == job.needs_hook
 
 
 # ---- two routes, or a wrong one
@@ -455,3 +424,21 @@ def test_a_start_that_a_route_cannot_change_is_refused(
     job = plugged(tmp_path, monkeypatch, PLUGIN.replace('draft.env["COMPILE"] =', "1 /"))
     with pytest.raises(InputError, match="'caps' cannot start the script"):
         job.start(job.baseline, tmp_path / "start")
+
+
+class TestPluggedRoute(RouteContract):
+    @pytest.fixture(autouse=True)
+    def _plugged(self, routes_found_again: None, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._patch = monkeypatch
+
+    def route(self) -> Route:
+        return carriers()[-1]
+
+    def job(self, folder: Path) -> ScriptJob:
+        return plugged(folder, self._patch, PLUGIN)
+
+    def other(self) -> tuple[str, Value]:
+        return "compilation", "full"
+
+    def shown(self, start: Start) -> Any:
+        return start.env["COMPILE"]
