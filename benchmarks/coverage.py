@@ -47,10 +47,10 @@ from tuner.executors.local import SimulatedExecutor
 from tuner.pareto import nondominated
 from tuner.problem.run_folder import RunFolder
 from tuner.problem.settings import SearchSettings
+from tuner.recorded.table import load_table
 from tuner.search_spaces.configuration import Configuration
 from tuner.study.request import StudyRequest
 from tuner.study.session import Session
-from tuner.workload.records.table import load_table
 
 #: Standard deviations of the launches' effects.
 LAUNCH_SD = (0.0, 0.01, 0.02, 0.05)

@@ -17,12 +17,12 @@ from pathlib import Path
 import numpy as np
 
 from tuner.problem.problem import ProbeCost, Problem, space_section
+from tuner.recorded.table import load_table
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.space import Candidates
 from tuner.workload.node.measure.statistics import standard_error
 from tuner.workload.node.measure.stragglers import ForeignLoad
 from tuner.workload.records.probe import Measurement, MeterInfo, ProbeRecord, ProbeRequest, Runner
-from tuner.workload.records.table import load_table
 
 METER = MeterInfo("drawn", "gpu", "a benchmark's draws")
 COST = ProbeCost(launch_s=20.0, launch_power=0.5, settle_s=1.0, window_s=5.0, min_steps=3)

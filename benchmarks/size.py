@@ -39,7 +39,7 @@ LAYERS = (
     *("formatting", "pareto", "storage", "terminal"),
     *("problem", "executors", "search", "answer", "study"),
     *("display", "result", "api", "cli"),
-    *("cluster", "simulated", "comparison", "receipt", "online", "callbacks", "deploy"),
+    *("recorded", "cluster", "simulated", "comparison", "receipt", "online", "callbacks", "deploy"),
     *("planner", "exchange", "dashboard", "testing"),
 )
 #: Packages of `tuner.workload` from the ground up: each may import those before it.

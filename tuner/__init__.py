@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 _NAMES = {
-    "tuner.api": ("load_result", "optimize", "replay"),
+    "tuner.api": ("load_result", "optimize"),
     "tuner.display.progress": ("track",),
     "tuner.problem.constraints": ("Constraints",),
     "tuner.problem.settings": ("SearchSettings",),
@@ -59,6 +59,7 @@ _OF_EXTRAS = {
     "tuner.online.agent": ("tuning",),
     "tuner.planner.api": ("plan",),
     "tuner.planner.fit": ("fit",),
+    "tuner.recorded.api": ("replay",),
 }
 _MODULES = {name: module for module, names in {**_NAMES, **_OF_EXTRAS}.items() for name in names}
 

@@ -4,7 +4,6 @@ from tuner.answer.parts import Point as Point
 from tuner.answer.parts import Recommendation as Recommendation
 from tuner.api import load_result as load_result
 from tuner.api import optimize as optimize
-from tuner.api import replay as replay
 from tuner.callbacks import EnergyLog as EnergyLog
 from tuner.callbacks import log_energy as log_energy
 from tuner.display.progress import track as track
@@ -13,6 +12,7 @@ from tuner.planner.api import plan as plan
 from tuner.planner.fit import fit as fit
 from tuner.problem.constraints import Constraints as Constraints
 from tuner.problem.settings import SearchSettings as SearchSettings
+from tuner.recorded.api import replay as replay
 from tuner.result import Result as Result
 from tuner.search_spaces.cluster import Cluster as Cluster
 from tuner.search_spaces.configuration import Configuration as Configuration

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from tuner.recorded.table import TablePoint, load_table
 from tuner.search_spaces.configuration import Settings
-from tuner.workload.records.table import TablePoint, load_table
 
 #: Most settings of a problem; of more, evenly spaced ones are taken.
 MOST = 12

@@ -20,14 +20,14 @@ from pathlib import Path
 
 import numpy as np
 
-from tuner.search_spaces.configuration import Settings
-from tuner.workload.records.table import (
+from tuner.recorded.table import (
     RecordedTable,
     TableGroup,
     TableNoise,
     TablePoint,
     load_table,
 )
+from tuner.search_spaces.configuration import Settings
 
 #: Share of a group's launches that a jackknifed table leaves out.
 DROPPED = 0.25

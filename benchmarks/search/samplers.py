@@ -8,11 +8,11 @@ from benchmarks.search.ask_tell import PEERS, AskTellPlanner
 from benchmarks.search.names import OURS, STOCK
 from tuner.models.job_prior import prior_of
 from tuner.problem.problem import ProbeCost
+from tuner.recorded.table import PredictedBy
 from tuner.search.candidate_planner import CandidatePlanner
 from tuner.search.planner import ProbePlanner
 from tuner.search.sampler import StockPlanner
 from tuner.search_spaces.space import Candidates
-from tuner.workload.records.table import PredictedBy
 
 #: Samplers that may sweep the live settings of a launch.
 SWEEPING = tuple(name for name, entry in PEERS.items() if entry.sweeps)

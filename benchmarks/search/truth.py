@@ -11,8 +11,8 @@ import numpy as np
 
 from benchmarks.search.problems import Problem, load_problem
 from tuner.pareto import front_regret, hypervolume, nondominated, reference_point
+from tuner.recorded.table import TableCost, TablePoint
 from tuner.search_spaces.configuration import Configuration, Settings
-from tuner.workload.records.table import TableCost, TablePoint
 
 #: The front is found when this share of its hypervolume at most is missing.
 WITHIN = 0.01

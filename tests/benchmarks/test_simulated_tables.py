@@ -16,10 +16,10 @@ from benchmarks.search.samplers import WITH_MODELS
 from benchmarks.search.simulated_tables import OF_MEMORY, DepartedTruth, departed, record
 from tuner.models.analytic.constants import Constants, constants_of
 from tuner.models.analytic.model import AnalyticModel
+from tuner.recorded.table import load_table
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.job import load_job
 from tuner.search_spaces.space import load_space
-from tuner.workload.records.table import load_table
 
 # A tool of developers, which mypy reads on every push.
 pytestmark = pytest.mark.long

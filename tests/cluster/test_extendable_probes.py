@@ -15,13 +15,13 @@ import pytest
 from tests.support.studies import measured, run_replay, write_table
 from tuner.executors.base import Executor
 from tuner.executors.local import InlineExecutor, SimulatedExecutor
+from tuner.recorded.table import TableRunner, load_table
 from tuner.search.candidate_planner import CandidatePlanner
 from tuner.search.planner import PlanningState
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.space import Candidates
 from tuner.workload.node.probe_run import Probe
 from tuner.workload.records.probe import Measurement, MeterInfo, ProbeRequest, WindowPolicy
-from tuner.workload.records.table import TableRunner, load_table
 from tuner.workload.records.trace import read_trace
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)

@@ -265,7 +265,7 @@ def _tables(folder: Path) -> Callable[[Draw], Any]:
     import optuna_dashboard  # noqa: F401 - it imports torch, which no alarm should interrupt
 
     from tests.support.studies import write_table
-    from tuner.workload.records.table import TableRunner, load_table
+    from tuner.recorded.table import TableRunner, load_table
 
     table = write_table(folder / "table", shapes=(1, 2))
     layout = tomllib.loads((table / "table.toml").read_text())

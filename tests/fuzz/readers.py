@@ -98,7 +98,7 @@ def _knob_words(folder: Path) -> Try:
 
 
 def _csv(folder: Path) -> Try:
-    from tuner.workload.records.table import read_csv
+    from tuner.recorded.table import read_csv
 
     path = folder / "t.csv"
 

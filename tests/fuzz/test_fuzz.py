@@ -24,6 +24,7 @@ from tests.fuzz.table import KINDS
 from tests.support.shapes import VALUES, places
 from tuner.deploy.launch_files import write_launch_files
 from tuner.problem.run_folder import RunFolder
+from tuner.recorded.table import load_table
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.data_files import write_toml
@@ -33,7 +34,6 @@ from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.space import load_space
 from tuner.workload import hook
 from tuner.workload.records.probe import ProbeRecord, ProbeRequest
-from tuner.workload.records.table import load_table
 from tuner.workload.records.trace import read_trace, write_power_samples
 
 DATA = Path(__file__).parents[1] / "data"

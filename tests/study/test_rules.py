@@ -25,9 +25,9 @@ from tests.support.studies import (
 from tuner.answer.state import StudyState
 from tuner.executors.local import SimulatedExecutor
 from tuner.problem.constraints import Constraints
-from tuner.problem.from_recording import table_problem
 from tuner.problem.settings import SearchSettings, StopReason, stop_sentence
 from tuner.problem.study_spec import StudySpec
+from tuner.recorded.problem import table_problem
 from tuner.search.planner import ProbePlan
 from tuner.search.question import Question
 from tuner.search.regret import RegretEstimate

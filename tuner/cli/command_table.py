@@ -35,7 +35,8 @@ class Provider:
 
 #: In the order of the reference (docs/cli.md).
 SHIPPED = (
-    Provider("tuner.cli.optimize", ("optimize", "replay")),
+    Provider("tuner.cli.optimize", ("optimize",)),
+    Provider("tuner.recorded.command", ("replay",), "replay"),
     Provider("tuner.planner.command", ("plan", "fit"), "planner"),
     Provider("tuner.simulated.demo", ("demo",), "simulated cluster"),
     Provider("tuner.cli.runs", ("show", "choose", "runs")),

@@ -1,9 +1,8 @@
-"""`tuner optimize` and `tuner replay`: a study on processes or on a recording."""
+"""`tuner optimize`: a search by real probes."""
 
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tuner.cli.arguments import add_shared
@@ -70,48 +69,26 @@ def _optimize(args: argparse.Namespace) -> int:
     from tuner.display.text import answer_lines  # a command that fails needs none of it
 
     answer(args, result.to_json(), ["", *answer_lines(result)])
-    return _exit_code(result)
+    return exit_code(result)
 
 
-def _exit_code(result: Result) -> int:
+def exit_code(result: Result) -> int:
+    """Return the exit code of a search."""
     if not result.points:
         return FAILED
     return OK if result.choice.met else UNMET
 
 
-def _replay(args: argparse.Namespace) -> int:
-    from tuner.api import replay
-    from tuner.display.text import answer_lines
-
-    run = Path(args.runs_dir) / args.path
-    with progress(args) as on_progress:
-        result = replay(
-            run if run.is_dir() and not Path(args.path).exists() else args.path,
-            group=args.group,
-            steps=args.steps,
-            recorded_order=args.recorded_order,
-            in_flight=args.in_flight,
-            constraints=made_of_options(args, Constraints),
-            search=made_of_options(args, SearchSettings),
-            storage=args.storage,
-            runs_dir=args.runs_dir,
-            progress=False,
-            on_progress=on_progress,
-            **{name: getattr(args, name) for name in (*_OF_SEARCH, "name")},
-        )
-    answer(args, result.to_json(), ["", *answer_lines(result)])
-    return _exit_code(result)
-
-
 #: Options of a request that a replay has, too.
-_OF_SEARCH = ("try_first",)
+OF_SEARCH = ("try_first",)
 
 
-def _add_study(parser: argparse.ArgumentParser) -> None:
+def add_study(parser: argparse.ArgumentParser) -> None:
+    """Add the options of a search, of its run and of its progress."""
     add_options(parser.add_argument_group("limits and objective of the training job"), Constraints)
     group = parser.add_argument_group("limits of the search")
     add_options(group, SearchSettings)
-    add_options(group, StudyRequest, only=_OF_SEARCH)
+    add_options(group, StudyRequest, only=OF_SEARCH)
     group = parser.add_argument_group("the run and its progress")
     add = group.add_argument
     add_storage(group, "URL of the study's database")
@@ -153,7 +130,7 @@ def add(commands: Commands) -> None:
     add_shared(where, "--cluster")
     add_options(where, StudyRequest, only=("executor", "ray_address", "meter"))
     add_shared(where, "--device-kind")
-    _add_study(optimize)
+    add_study(optimize)
     optimize.show_first(
         (
             *("--steps", "--global-batch", "--knob", "--deadline", "--max-slowdown"),
@@ -161,45 +138,4 @@ def add(commands: Commands) -> None:
         ),
         "tuner optimize --steps 5000 -- torchrun --nproc-per-node 8 train.py --lr 3e-4",
         "tuner optimize --max-slowdown 5% -- torchrun train.py --batch-size {micro_batch=32}",
-    )
-    _add_replay(commands)
-
-
-def _add_replay(commands: Commands) -> None:
-    replay = commands.command(
-        "replay", _replay, "search a recorded run or table again; nothing is started"
-    )
-    add = replay.add_argument
-    add(
-        "path",
-        metavar="PATH",
-        help="a run or its zip file, a recorded table's folder, or a trace",
-    )
-    add("--group", metavar="NAME", help="search problem of a table that holds several")
-    add("--steps", type=int, metavar="N", help="steps of the whole training")
-    add(
-        "--recorded-order",
-        action="store_true",
-        help="make the recorded probes in their order (default: the search chooses)",
-    )
-    add(
-        "--in-flight",
-        type=int,
-        default=1,
-        metavar="N",
-        help="probes that run together (default: 1)",
-    )
-    _add_study(replay)
-    replay.show_first(
-        (
-            "path",
-            "--recorded-order",
-            "--steps",
-            "--max-probes",
-            "--deadline",
-            "--minimize",
-            "--name",
-        ),
-        "tuner replay my-table --steps 1000",
-        "tuner replay runs/first --max-probes 10 --name again",
     )

@@ -19,12 +19,7 @@ from typing import TYPE_CHECKING
 
 from tuner.answer.configuration_names import same_value
 from tuner.problem.run_folder import RunFolder, new_name
-from tuner.search_spaces.data_files import write_toml
-from tuner.search_spaces.errors import InputError, UnknownName
-from tuner.search_spaces.knobs import KNOBS, parse_words
-from tuner.search_spaces.options import check_options, option
-from tuner.search_spaces.safe_files import make_folder, write_text
-from tuner.workload.records.csv_files import (
+from tuner.recorded.csv_files import (
     UNITS,
     CsvFile,
     Value,
@@ -34,8 +29,13 @@ from tuner.workload.records.csv_files import (
     read_csv,
     scale_of,
 )
+from tuner.recorded.table import TablePoint, load_table, positive
+from tuner.search_spaces.data_files import write_toml
+from tuner.search_spaces.errors import InputError, UnknownName
+from tuner.search_spaces.knobs import KNOBS, parse_words
+from tuner.search_spaces.options import check_options, option
+from tuner.search_spaces.safe_files import make_folder, write_text
 from tuner.workload.records.probe import Measurement, MeterInfo, ProbeRecord, ProbeRequest
-from tuner.workload.records.table import TablePoint, load_table, positive
 from tuner.workload.records.trace import TraceWriter
 
 if TYPE_CHECKING:
@@ -224,9 +224,9 @@ def import_runs(
 
     Arguments and errors are those of `tuner.api.front_of_csv`.
     """
-    from tuner.problem.from_recording import table_problem
     from tuner.problem.settings import SearchSettings, StopReason
     from tuner.problem.study_spec import SessionEnd, StudySpec
+    from tuner.recorded.problem import table_problem
 
     files, today = [Path(path) for path in paths], parse_words(" ".join(baseline), standard=False)
     reader, stem = _Reader(options), files[0].stem

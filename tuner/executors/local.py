@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import heapq
 import math
 import os
@@ -30,6 +31,8 @@ from tuner.workload.records.probe import (
 from tuner.workload.records.trace import partial_record, save_partial
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from tuner.workload.node.runner import LocalRunner
 
 
@@ -185,6 +188,14 @@ class _Flight:
     began_s: float = field(compare=False)
     record: ProbeRecord = field(compare=False)
     extend: Continuation | None = field(compare=False)
+
+
+def draws(seed: int, *names: str) -> np.random.Generator:
+    """Return the generator of the draws that have these names."""
+    import numpy as np  # a command whose options name the units of a table does not need it
+
+    text = "\n".join((str(seed), *names)).encode()
+    return np.random.default_rng(int.from_bytes(hashlib.sha256(text).digest()[:8], "big"))
 
 
 class SimulatedExecutor:

@@ -8,7 +8,6 @@ values.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import statistics
 from collections.abc import Iterable, Mapping
@@ -16,14 +15,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from tuner.search_spaces.cluster import Cluster, load_cluster
-from tuner.search_spaces.configuration import Configuration, Settings
-from tuner.search_spaces.data_files import parse_toml
-from tuner.search_spaces.errors import InputError, UnknownName
-from tuner.search_spaces.job import TrainingJob, load_job
-from tuner.search_spaces.safe_files import read_text
-from tuner.search_spaces.typed_json import plain_setting, plain_text
-from tuner.workload.records.csv_files import (
+from tuner.executors.local import draws
+from tuner.recorded.csv_files import (
     CsvFile,
     CsvRow,
     is_missing,
@@ -31,6 +24,13 @@ from tuner.workload.records.csv_files import (
     no_measurement,
     read_csv,
 )
+from tuner.search_spaces.cluster import Cluster, load_cluster
+from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.data_files import parse_toml
+from tuner.search_spaces.errors import InputError, UnknownName
+from tuner.search_spaces.job import TrainingJob, load_job
+from tuner.search_spaces.safe_files import read_text
+from tuner.search_spaces.typed_json import plain_setting, plain_text
 from tuner.workload.records.probe import (
     ENERGY_SCOPES,
     Failure,
@@ -44,7 +44,7 @@ from tuner.workload.records.probe import (
 from tuner.workload.records.trace import read_trace
 
 if TYPE_CHECKING:
-    import numpy as np
+    pass
 
 #: Bounds of a plausible time (s), energy (J) or power (W).
 LEAST, MOST = 1e-12, 1e15
@@ -411,14 +411,6 @@ def load_table(folder: str | Path) -> RecordedTable:
     )
     notes = [f"{path.name}: {left_out_sentence(left_out)}"] if left_out else []
     return replace(table, groups=groups, notes=(*table.notes, *notes))
-
-
-def draws(seed: int, *names: str) -> np.random.Generator:
-    """Return the generator of the draws that have these names."""
-    import numpy as np  # a command whose options name the units of a table does not need it
-
-    text = "\n".join((str(seed), *names)).encode()
-    return np.random.default_rng(int.from_bytes(hashlib.sha256(text).digest()[:8], "big"))
 
 
 def _never_recorded(missing: list[Settings], launch: Settings, where: str) -> Failure:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from tuner.executors.local import draws
 from tuner.models.analytic.model import AnalyticModel
 from tuner.models.prior import Prior
 from tuner.problem.problem import GpuLaunch
@@ -33,7 +34,6 @@ from tuner.workload.records.probe import (
     Scope,
     shown_by,
 )
-from tuner.workload.records.table import draws
 
 if TYPE_CHECKING:
     from tuner.models.prior import Prediction

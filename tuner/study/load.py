@@ -8,14 +8,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from tuner.answer.answer import Answer
 from tuner.answer.state import build_result
 from tuner.answer.views import view_named
 from tuner.problem.constraints import Constraints
 from tuner.problem.from_job import problem_of_job
-from tuner.problem.from_recording import table_problem
 from tuner.problem.problem import Problem, Recording, in_job_steps, without_unsupported
 from tuner.problem.run_folder import RunFolder
 from tuner.problem.settings import (
@@ -38,6 +37,7 @@ from tuner.problem.study_spec import (
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, InvalidValue
 from tuner.search_spaces.options import read_options
+from tuner.search_spaces.plugins import shipped_module
 from tuner.search_spaces.space import Candidates
 from tuner.workload.records.probe import Basis, ProbeRecord, WindowPolicy
 
@@ -133,7 +133,11 @@ def _candidates(study: Mapping[str, Any], visited: Sequence[Configuration]) -> C
 def _searched(study: Mapping[str, Any]) -> Candidates | None:
     recording, request = Recording.of(study), parse_request(study)
     if recording is not None and recording.table:
-        return table_problem(Path(recording.path), recording.group or None, None)[0].candidates
+        tables: Any = shipped_module("tuner.recorded.problem")  # an extra
+        if tables is None:
+            return None
+        found = tables.table_problem(Path(recording.path), recording.group or None, None)[0]
+        return cast(Candidates, found.candidates)
     if request is None:
         return None
     predicted = study.get("request", {}).get("predicted") is True

@@ -11,9 +11,9 @@ import pytest
 
 from tests.support.studies import write_table
 from tuner.exchange.csv_import import CsvOptions, import_runs
+from tuner.recorded.csv_files import Cells, read_csv, scale_of
+from tuner.recorded.table import load_table
 from tuner.search_spaces.errors import InputError
-from tuner.workload.records.csv_files import Cells, read_csv, scale_of
-from tuner.workload.records.table import load_table
 
 Runs = dict[tuple[object, ...], tuple[float, float]]
 
