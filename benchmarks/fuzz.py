@@ -14,8 +14,8 @@ from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
 
 from benchmarks.figures import Figure, arguments, publish
+from tests.fuzz.commands import KINDS
 from tests.fuzz.fuzzer import Seen, fuzz_chunk
-from tests.fuzz.table import KINDS
 
 #: Inputs of one kind that a worker gets at a time.
 CHUNK = 100

@@ -80,3 +80,35 @@ def test_the_watch_notices(tmp_path: Path, used: str) -> None:
     environment = {**os.environ, "PYTHONPATH": str(tmp_path), "NETWORK_LOG": str(log)}
     subprocess.run([sys.executable, "-c", code], env=environment, check=True)
     assert "127.0.0.1" in log.read_text()
+
+
+def test_nothing_evaluates_or_unpickles_what_a_file_says() -> None:
+    """By what the sources call: no eval, exec, pickle, marshal or shell in the packages.
+
+    YAML is only parsed, or loaded and written as plain data.
+    """
+    import ast
+
+    root = Path(__file__).parents[1]
+    banned = {"eval", "exec", "compile"}
+    modules = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
+    plain = {"parse", "compose", "safe_load", "SafeLoader", "safe_dump", "YAMLError"}
+    for package in ("search_spaces", "workload", "models", "tuner"):
+        for path in (root / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+                    assert node.func.id not in banned, f"{path}:{node.lineno}"
+                if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                    assert node.func.attr not in ("popen", "system"), f"{path}:{node.lineno}"
+                if isinstance(node, ast.Attribute) and getattr(node.value, "id", "") == "yaml":
+                    assert node.attr in plain or node.attr.endswith(("Node", "Event")), path
+                if isinstance(node, ast.ImportFrom):
+                    assert node.module != "yaml", path
+                if isinstance(node, ast.keyword) and node.arg == "shell":
+                    assert getattr(node.value, "value", None) is False, (
+                        f"{path}:{node.value.lineno}"
+                    )
+                if isinstance(node, ast.Import | ast.ImportFrom):
+                    names = [alias.name for alias in node.names]
+                    names.append(getattr(node, "module", None) or "")
+                    assert not modules & {name.split(".")[0] for name in names}, path

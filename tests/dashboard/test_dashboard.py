@@ -365,3 +365,13 @@ def test_an_interrupt_while_a_page_is_made_ends_the_server(tmp_path: Path) -> No
         asking.close()
         server.kill()
         server.wait()
+
+
+def test_the_dashboard_is_on_loopback_unless_told_otherwise() -> None:
+    import inspect
+
+    from tuner.cli.main import command_parser
+    from tuner.dashboard import server as dashboard
+
+    assert inspect.signature(dashboard.serve).parameters["host"].default == "127.0.0.1"
+    assert command_parser().parse_args(["dashboard"]).host == "127.0.0.1"

@@ -12,6 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 
 from tests.deploy.listeners import watched
 from tests.golden import prepared
@@ -20,7 +22,7 @@ from tests.support.results import NVML, point, small_result
 from tests.support.scripts import CPU
 from tuner.api import load_result
 from tuner.deploy.launch_files import SYNTHETIC_STEPS, launch_of, write_launch_files
-from tuner.search_spaces.cluster import Cluster, Device
+from tuner.search_spaces.cluster import Cluster, Device, load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, InvalidValue
 from tuner.search_spaces.job import TrainingJob, load_job
@@ -394,3 +396,32 @@ def test_the_launch_script_trains(tmp_path: Path) -> None:
     assert "step 0 loss" in output
     assert listening
     assert {address.rpartition(":")[0] for address in listening} == {"127.0.0.1"}
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@given(name=st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=40))
+@example(name="'; touch pwned; '")
+@example(name="$(touch pwned)\n`touch pwned`")
+def test_no_word_of_a_script_reaches_the_shell(tmp_path: Path, name: str) -> None:
+    """launch.sh gives a script's words to the program as they are, whatever they say."""
+    name = name.replace("\x00", "")
+    configuration = Configuration.of(data_parallel=1, micro_batch=4)
+    write_launch_files(
+        (configuration, load_job("tiny-gpt"), load_cluster("cpu-2")),
+        tmp_path / "best",
+        script=["train.py", "--name", name],
+    )
+    text = (tmp_path / "best" / "launch.sh").read_bytes().decode()
+    # The same script, but for what it starts: bash itself says which words the program would get.
+    head, _, _ = text.partition("\nexec ")
+    shown = tmp_path / "best" / "words.sh"
+    shown.write_bytes((head + "\nprintf '%s\\0' \"${program[@]}\"").encode())
+    said = subprocess.run(
+        ["bash", str(shown)],
+        capture_output=True,
+        cwd=tmp_path,
+        check=True,
+    ).stdout
+    words = said.decode("utf-8", "surrogateescape").split("\0")[:-1]
+    assert words[:3] == ["train.py", "--name", name]
+    assert not (tmp_path / "pwned").exists()

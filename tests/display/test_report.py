@@ -8,6 +8,7 @@ import hashlib
 import json
 import math
 import re
+import shutil
 from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -18,6 +19,7 @@ import pytest
 from jinja2 import UndefinedError
 from plotly.offline import get_plotlyjs_version
 
+import tuner
 from tests.support.results import (
     ESTIMATED,
     HOSTILE,
@@ -42,8 +44,10 @@ from tuner.display.plots import (
 from tuner.display.report import render_report, write_report
 from tuner.display.view import View
 from tuner.problem.constraints import Constraints
+from tuner.problem.run_folder import RunFolder
 from tuner.result import Result
 from tuner.search_spaces.configuration import Configuration
+from tuner.workload.records.trace import read_trace
 
 
 class Page(HTMLParser):
@@ -500,3 +504,24 @@ def test_the_page_is_under_a_megabyte_and_carries_what_its_plots_need() -> None:
     assert figures
     traces = {trace.get("type") for text in figures for trace in json.loads(text)["data"]}
     assert traces <= {"scatter", "bar"}
+
+
+def test_the_report_escapes_what_scripts_and_file_names_say(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path / "kept")
+    shutil.copytree(Path(__file__).parents[1] / "data" / "measured", run.path)
+    evil = "<img src=x onerror=alert(1)><script>alert(1)</script>"
+    text = (run.path / "study.toml").read_text().replace('name = "tiny-gpt"', f'name = "{evil}"')
+    (run.path / "study.toml").write_text(text)
+    bad = json.loads(run.trace.read_text().splitlines()[0])
+    bad["request"]["probe_id"] = "p0099"
+    bad["failure"] = {"kind": "crash", "message": evil, "log_tail": evil}
+    bad["host"] = bad["meter"]["source"] = evil
+    bad["measurements"][0]["flags"] = [evil]
+    with run.trace.open("a") as file:
+        file.write(json.dumps(bad) + "\n")
+    records = read_trace(run.trace).records
+    page = write_report(
+        tuner.load_result(run.path), tmp_path / "report.html", records=records
+    ).read_text()
+    assert "<img src=x" not in page
+    assert "<script>alert" not in page

@@ -126,3 +126,14 @@ def test_a_zip_file_is_exported_again(
     assert main(["export", str(archive), "--to", "zip", "--out", str(out)]) == 0
     assert f"tuner show {out}" in capsys.readouterr().out
     assert out.read_bytes() == archive.read_bytes()
+
+
+@pytest.mark.parametrize("name", ["study.toml", "plan.json"])
+def test_a_redacted_zip_file_of_a_torn_file_is_refused(tmp_path: Path, name: str) -> None:
+    from tuner.exchange.archive import write_zip
+
+    run = RunFolder(tmp_path / "kept")
+    shutil.copytree(DATA / "measured", run.path)
+    (run.path / name).write_bytes(b"\xd2 [")
+    with pytest.raises(InputError):
+        write_zip(run, tmp_path / "out.zip", redact=True)

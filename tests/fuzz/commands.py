@@ -12,14 +12,22 @@ import shutil
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from tests.fuzz.kinds import DATA, Kind, command, parser
+from tests.fuzz.kinds import (
+    CSV,
+    Kind,
+    Try,
+    bent_launch,
+    command,
+    keep_run,
+    make_program,
+    parser,
+    shipped,
+)
+from tests.fuzz.kinds import KINDS as OF_FILES
 from tests.fuzz.mutate import Draw, as_toml, bent_file, torn
-from tests.fuzz.readers import CSV, bent_launch, data_files, make_program, packs
 from tests.support.shapes import NASTY
 
-Try = Callable[[Draw], Any]
 #: What a person might type where something else is wanted.
 TYPED = (
     *(str(each) for each in NASTY if isinstance(each, str | int | float) and each != 10**400),
@@ -41,22 +49,9 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 _LEFT_OUT = {"--ray", "--help", "--help-all", "--executor", "--storage", "--log-file", "--verbose"}
 
 
-def _keep_run(folder: Path) -> Path:
-    run = folder / "runs" / "kept"
-    shutil.copytree(DATA / "measured", run)
-    return run
-
-
-def _subparsers(whole: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    found: dict[str, argparse.ArgumentParser] = {}
-    for action in whole._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            found.update(action.choices)
-    return found
-
-
 def _drawn_words(name: str, draw: Draw) -> list[str]:
-    mine = _subparsers(parser())[name]
+    subparsers = [a for a in parser()._actions if isinstance(a, argparse._SubParsersAction)]
+    mine = {name: each for a in subparsers for name, each in a.choices.items()}[name]
     actions = [a for a in mine._actions if not {*a.option_strings} & _LEFT_OUT]
     named = [a for a in actions if a.option_strings]
     words: list[str] = []
@@ -74,7 +69,7 @@ def _drawn_words(name: str, draw: Draw) -> list[str]:
 
 
 def _command_lines(folder: Path) -> Try:
-    run = _keep_run(folder)
+    run = keep_run(folder)
     make_program(folder)
     (folder / "t.csv").write_bytes(CSV)
 
@@ -82,7 +77,7 @@ def _command_lines(folder: Path) -> Try:
         name = draw.choice([*COMMANDS])
         words = _drawn_words(name, draw)
         if not run.exists():  # it was removed by name, as asked
-            shutil.copytree(DATA / "measured", run)
+            keep_run(folder)
         command(name, *COMMANDS[name], *words)
 
     return one
@@ -110,27 +105,6 @@ def _imports(folder: Path) -> Try:
     return one
 
 
-def _knobs_of_a_search(folder: Path) -> Try:
-    sounds = packs()
-
-    def one(draw: Draw) -> None:
-        bent_file(folder / "k.toml", draw.choice(sounds), as_toml, draw)
-        words = ["optimize", "tiny-gpt", "--cluster", "cpu-2", "--dry-run", "--knobs", "k.toml"]
-        command(*words, *draw.choice(((), ("--trust",))))
-
-    return one
-
-
-def _checked_drivers(folder: Path) -> Try:
-    sounds = data_files("tuner.workload.scripts", "frameworks")
-
-    def one(draw: Draw) -> None:
-        bent_file(folder / "d.toml", draw.choice(sounds), as_toml, draw)
-        command("dev", "frameworks", "check", "d.toml")
-
-    return one
-
-
 def _pasted(folder: Path) -> Try:
     make_program(folder)
 
@@ -143,7 +117,7 @@ def _pasted(folder: Path) -> Try:
 
 
 def _exports(folder: Path) -> Try:
-    run = _keep_run(folder)
+    run = keep_run(folder)
     study = tomllib.loads((run / "study.toml").read_text())
     trace = (run / "trace" / "probes.jsonl").read_bytes()
 
@@ -152,8 +126,7 @@ def _exports(folder: Path) -> Try:
         (run / "trace" / "probes.jsonl").write_bytes(
             torn(trace, draw) if draw.random() < 0.5 else trace
         )
-        to = draw.choice(("csv", "zip"))
-        redact = draw.choice(((), ("--redact",)))
+        to, redact = draw.choice(("csv", "zip")), draw.choice(((), ("--redact",)))
         command("export", "kept", "--to", to, "--out", f"out.{to}", *redact)
         if (archive := folder / "out.zip").is_file():
             archive.write_bytes(torn(archive.read_bytes(), draw))
@@ -165,13 +138,12 @@ def _exports(folder: Path) -> Try:
 
 def _simulated(folder: Path) -> Try:
     """A whole search by the model, with files and limits that may not fit it."""
-    job = tomllib.loads((DATA.parents[1] / "search_spaces/data/jobs/tiny-gpt.toml").read_text())
+    (job,) = shipped("jobs", "tiny-gpt")
 
     def one(draw: Draw) -> None:
         bent_file(folder / "job.toml", job, as_toml, draw)
-        limits = draw.choice(
-            ((), ("--deadline", draw.choice(TYPED)), ("--budget", draw.choice(TYPED)))
-        )
+        option = draw.choice(("", "--deadline", "--budget"))
+        limits = (option, draw.choice(TYPED)) if option else ()
         try:
             command(
                 *("optimize", "job.toml", "--cluster", "cpu-2", "--executor", "simulated"),
@@ -183,16 +155,17 @@ def _simulated(folder: Path) -> Try:
     return one
 
 
-#: What may be in the place of a file: (name, how it gets there).
-_ODD: tuple[tuple[str, Callable[[Path], object]], ...] = (
-    ("a pipe", os.mkfifo),
-    ("a folder", os.mkdir),
-    ("a link to itself", lambda path: os.symlink(path.name, path)),
-    ("a link to an endless device", lambda path: os.symlink("/dev/zero", path)),
-    ("a link outside", lambda path: os.symlink("/etc/hostname", path)),
-    ("nothing", lambda path: None),
-    ("no bytes", lambda path: path.touch()),
-    ("a file that cannot be read", lambda path: path.touch(mode=0)),
+#: What may be in the place of a file: a pipe, a folder, links to itself, to an endless device and
+#: outside, nothing, no bytes, and a file that cannot be read.
+_ODD: tuple[Callable[[Path], object], ...] = (
+    os.mkfifo,
+    os.mkdir,
+    lambda path: os.symlink(path.name, path),
+    lambda path: os.symlink("/dev/zero", path),
+    lambda path: os.symlink("/etc/hostname", path),
+    lambda path: None,
+    lambda path: path.touch(),
+    lambda path: path.touch(mode=0),
 )
 _ASKED: tuple[tuple[str, ...], ...] = (
     ("show", "kept"), ("show", "kept", "--html", "--out", "report.html"), ("runs",),
@@ -201,40 +174,42 @@ _ASKED: tuple[tuple[str, ...], ...] = (
     ("export", "kept", "--to", "csv", "--out", "kept.csv"),
     ("export", "kept", "--to", "zip", "--out", "kept.zip"),
 )  # fmt: skip
+_FILES = (
+    *("study.toml", "study.journal", "trace/probes.jsonl", ".lock", "trace/.reserve", "stop"),
+    *("plan.json", "trace/power/p0000.csv.gz", "trace", "probes", "best", "report.html"),
+    *("table/table.toml", "trace/power", "."),
+)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    elif os.path.lexists(path):
+        path.unlink()
 
 
 def _odd_files(folder: Path) -> Try:
     """A file of a run is something else: a pipe would be waited for, and a link followed."""
-    run = _keep_run(folder)
-    names = (
-        *("study.toml", "study.journal", "trace/probes.jsonl", ".lock", "trace/.reserve", "stop"),
-        *("plan.json", "trace/power/p0000.csv.gz", "trace", "probes", "best", "report.html"),
-        *("table/table.toml", "trace/power", "."),
-    )
+    run = keep_run(folder)
 
     def one(draw: Draw) -> None:
-        path = Path(os.path.normpath(run / draw.choice(names)))
-        if os.path.lexists(path):
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        path = Path(os.path.normpath(run / draw.choice(_FILES)))
+        _remove(path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        draw.choice(_ODD)[1](path)
+        draw.choice(_ODD)(path)
         try:
             command(*draw.choice(_ASKED))
         finally:
-            if run.is_dir() and not run.is_symlink():
-                shutil.rmtree(run)
-            elif os.path.lexists(run):
-                run.unlink()
-            shutil.copytree(DATA / "measured", run)
+            _remove(run)
+            keep_run(folder)
 
     return one
 
 
 KINDS: tuple[Kind, ...] = (
+    *OF_FILES,
     Kind("command lines", _command_lines, 2.0),
     Kind("imported CSV", _imports, 0.5),
-    Kind("knobs of a search", _knobs_of_a_search, 1.0),
-    Kind("checked drivers", _checked_drivers, 2.0),
     Kind("pasted commands", _pasted, 0.5),
     Kind("exports", _exports, 0.5),
     Kind("simulated searches", _simulated, 0.3),

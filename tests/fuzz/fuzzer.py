@@ -26,9 +26,9 @@ from hypothesis.configuration import set_hypothesis_home_dir
 from hypothesis.errors import UnsatisfiedAssumption
 from hypothesis.internal.conjecture.data import StopTest
 
+from tests.fuzz.commands import KINDS
 from tests.fuzz.kinds import Kind, parser
 from tests.fuzz.mutate import Draw
-from tests.fuzz.table import KINDS
 from tests.fuzz.watch import Place, watched_place
 from tuner.search_spaces.errors import InputError
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+import yaml
 from hypothesis import strategies as st
 
 from tests.support import shapes
@@ -60,21 +61,17 @@ def torn(data: bytes, draw: Draw) -> bytes:
         return data + draw.choice((b"[" * 100_000, b"x = " + b"[" * 100_000, b"x = " + b"9" * 5000))
     for _ in range(draw.choice((1, 1, 2, 5))):
         at = draw.randrange(len(data) + 1)
-        how = draw.randrange(5)
+        head, tail, how = data[:at], data[at:], draw.randrange(5)
         if how == 0:
-            data = data[:at]
+            data = head
         elif how == 1:
-            data = data[:at] + bytes([draw.randrange(256)]) + data[at + 1 :]
+            data = head + bytes([draw.randrange(256)]) + tail[1:]
         elif how == 2:
-            data = (
-                data[:at]
-                + draw.choice((b"\x00", b"\xff\xfe", b'"', b"[", b"\n", b",", b"="))
-                + data[at:]
-            )
+            data = head + draw.choice((b"\x00", b"\xff\xfe", b'"', b"[", b"\n", b",", b"=")) + tail
         elif how == 3:
-            data = data[:at] + data[at + draw.randrange(1, 40) :]
+            data = head + tail[draw.randrange(1, 40) :]
         else:
-            data += data[at : at + 200]
+            data += tail[:200]
     return data
 
 
@@ -92,6 +89,14 @@ def as_json(value: Any) -> bytes:
         return json.dumps(value).encode()
     except ValueError:  # 10**400 has more digits than Python writes
         return b"1e999999"
+
+
+def as_yaml(value: Any) -> bytes:
+    """YAML text of whatever `bent` made; a cycle instead of what YAML cannot say."""
+    try:
+        return yaml.safe_dump(value, allow_unicode=True).encode()
+    except (ValueError, UnicodeEncodeError, yaml.YAMLError):
+        return b"a: &a [*a]\n"
 
 
 def bent_file(path: Path, sound: Any, write: Callable[[Any], bytes], draw: Draw) -> None:

@@ -240,3 +240,12 @@ def test_a_study_tells_the_live_settings_of_a_points_launch_alone(study: Result)
 def test_a_study_without_a_device_has_nothing_to_begin_with(study: Result) -> None:
     with pytest.raises(InputError, match="nothing to begin with"):
         of_study(replace(study, cluster=None), study.points[0].configuration.short)
+
+
+def test_a_schema_of_two_lines_is_one_sentence(tmp_path: Path) -> None:
+    from tuner.online.earlier_measurements import FILE, read_earlier
+
+    (tmp_path / FILE).write_text('{"schema": "a\\nb", "device": "core", "meter": "model"}\n')
+    with pytest.raises(InputError) as refused:
+        read_earlier(tmp_path)
+    assert "\n" not in str(refused.value)

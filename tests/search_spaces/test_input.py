@@ -1,5 +1,6 @@
 """Bad input: one sentence that says what was wrong and what is allowed, never a traceback."""
 
+import pickle
 from dataclasses import replace
 
 import pytest
@@ -281,3 +282,9 @@ def test_a_mark_that_windows_writes_is_read_over(tmp_path):
     text = 'sequence_length = 128\nglobal_batch = 16\nsteps = 10\n[model]\nconfig = "tiny-gpt"\n'
     file.write_text(text.replace("\n", "\r\n"), encoding="utf-8-sig")
     assert load_job(file).steps == 10
+
+
+def test_an_error_of_input_is_one_line_whatever_a_file_holds() -> None:
+    error = InputError("the schema a\nb\r\n\u2028c is unknown")
+    assert str(error) == "the schema a b c is unknown"
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)

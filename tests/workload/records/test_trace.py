@@ -271,3 +271,21 @@ def test_a_window_with_unknown_figures_equals_its_copy() -> None:
     assert one == other
     assert one != replace(other, energy_J=8.0)
     assert one != "a window"
+
+
+@pytest.mark.parametrize(
+    "name", ["../../x", "/etc/x", "a/b", "", ".", "..", "-x", "x" * 200, "a\n"]
+)
+def test_a_probes_name_cannot_leave_the_run_folder(name: str) -> None:
+    trace = Path(__file__).parents[2] / "data/measured/trace/probes.jsonl"
+    sound = json.loads(trace.read_text().splitlines()[0])
+    with pytest.raises(InputError, match="not a valid probe name"):
+        ProbeRequest.from_json({**sound["request"], "probe_id": name})
+
+
+def test_power_samples_stay_in_the_run_folder(tmp_path: Path) -> None:
+    from tuner.workload.records.probe import PowerSample
+
+    path = write_power_samples(tmp_path, "p0000", [PowerSample(0.0, 1.0)])
+    assert path is not None
+    assert path.resolve().is_relative_to(tmp_path.resolve())
