@@ -47,7 +47,7 @@ from tuner.executors.local import SimulatedExecutor
 from tuner.pareto import nondominated
 from tuner.problem.run_folder import RunFolder
 from tuner.problem.settings import SearchSettings
-from tuner.recorded.table import load_table
+from tuner.recordings.table import load_table
 from tuner.search_spaces.configuration import Configuration
 from tuner.study.request import StudyRequest
 from tuner.study.session import Session

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from tuner.problem.problem import ProbeCost, Problem, space_section
-from tuner.recorded.table import load_table
+from tuner.recordings.table import load_table
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.space import Candidates
 from tuner.workload.node.measure.statistics import standard_error

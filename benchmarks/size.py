@@ -39,7 +39,16 @@ LAYERS = (
     *("formatting", "pareto", "storage", "terminal"),
     *("problem", "executors", "search", "answer", "study"),
     *("display", "result", "api", "cli"),
-    *("recorded", "cluster", "simulated", "comparison", "receipt", "online", "callbacks", "deploy"),
+    *(
+        "recordings",
+        "cluster",
+        "simulated",
+        "comparison",
+        "receipt",
+        "online",
+        "callbacks",
+        "deploy",
+    ),
     *("planner", "exchange", "dashboard", "testing"),
 )
 #: Packages of `tuner.workload` from the ground up: each may import those before it.

@@ -59,7 +59,7 @@ _OF_EXTRAS = {
     "tuner.online.agent": ("tuning",),
     "tuner.planner.api": ("plan",),
     "tuner.planner.fit": ("fit",),
-    "tuner.recorded.api": ("replay",),
+    "tuner.recordings.api": ("replay",),
 }
 _MODULES = {name: module for module, names in {**_NAMES, **_OF_EXTRAS}.items() for name in names}
 

@@ -12,7 +12,7 @@ from tuner.planner.api import plan as plan
 from tuner.planner.fit import fit as fit
 from tuner.problem.constraints import Constraints as Constraints
 from tuner.problem.settings import SearchSettings as SearchSettings
-from tuner.recorded.api import replay as replay
+from tuner.recordings.api import replay as replay
 from tuner.result import Result as Result
 from tuner.search_spaces.cluster import Cluster as Cluster
 from tuner.search_spaces.configuration import Configuration as Configuration

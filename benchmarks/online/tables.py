@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tuner.recorded.table import TablePoint, load_table
+from tuner.recordings.table import TablePoint, load_table
 from tuner.search_spaces.configuration import Settings
 
 #: Most settings of a problem; of more, evenly spaced ones are taken.

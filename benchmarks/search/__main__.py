@@ -51,7 +51,7 @@ from benchmarks.search.runner import RunOptions, all_runs
 from benchmarks.search.samplers import DEFAULT_SAMPLERS, NAMES, SWEEPING, WITH_MODELS
 from benchmarks.search.statistics import figure_name
 from benchmarks.search.truth import truth_of
-from tuner.recorded.table import load_table
+from tuner.recordings.table import load_table
 
 #: Seeds of the searches of each kind of table that is made.
 MADE_SEEDS = (0, 1)

@@ -21,7 +21,7 @@ import numpy as np
 
 from benchmarks.search.problems import Problem
 from benchmarks.search.simulated_tables import PROBLEMS, record
-from tuner.recorded.table import load_table
+from tuner.recordings.table import load_table
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 CLOCKS_MHZ = (600, 800, 1000, 1200, 1400)

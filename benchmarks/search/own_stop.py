@@ -28,7 +28,7 @@ from tuner.problem import problem as studies
 from tuner.problem.problem import ProbeCost
 from tuner.problem.settings import SearchSettings
 from tuner.problem.study_spec import StudySpec
-from tuner.recorded.table import TableRunner
+from tuner.recordings.table import TableRunner
 from tuner.search_spaces.space import Candidates
 from tuner.study import loop as study_loop
 from tuner.study.loop import SearchLoop

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tuner.recorded.table import (
+from tuner.recordings.table import (
     RecordedTable,
     TableGroup,
     TableNoise,

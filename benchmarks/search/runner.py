@@ -17,7 +17,7 @@ from benchmarks.search.start import StartingAt, start_of
 from benchmarks.search.truth import WITHIN, truth_of
 from tuner.executors.local import SimulatedExecutor
 from tuner.problem.problem import ProbeCost
-from tuner.recorded.table import TableRunner
+from tuner.recordings.table import TableRunner
 from tuner.search.planner import PlanningState
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.space import Candidates

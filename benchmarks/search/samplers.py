@@ -8,7 +8,7 @@ from benchmarks.search.ask_tell import PEERS, AskTellPlanner
 from benchmarks.search.names import OURS, STOCK
 from tuner.models.job_prior import prior_of
 from tuner.problem.problem import ProbeCost
-from tuner.recorded.table import PredictedBy
+from tuner.recordings.table import PredictedBy
 from tuner.search.candidate_planner import CandidatePlanner
 from tuner.search.planner import ProbePlanner
 from tuner.search.sampler import StockPlanner

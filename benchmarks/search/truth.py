@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks.search.problems import Problem, load_problem
 from tuner.pareto import front_regret, hypervolume, nondominated, reference_point
-from tuner.recorded.table import TableCost, TablePoint
+from tuner.recordings.table import TableCost, TablePoint
 from tuner.search_spaces.configuration import Configuration, Settings
 
 #: The front is found when this share of its hypervolume at most is missing.

@@ -23,7 +23,7 @@ from benchmarks.search.problems import (
 from benchmarks.search.runner import run
 from benchmarks.search.truth import truth_of
 from tests.support.studies import write_table
-from tuner.recorded.table import load_table
+from tuner.recordings.table import load_table
 
 # A tool of developers, which mypy reads on every push.
 pytestmark = pytest.mark.long

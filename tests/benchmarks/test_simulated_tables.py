@@ -16,7 +16,7 @@ from benchmarks.search.samplers import WITH_MODELS
 from benchmarks.search.simulated_tables import OF_MEMORY, DepartedTruth, departed, record
 from tuner.models.analytic.constants import Constants, constants_of
 from tuner.models.analytic.model import AnalyticModel
-from tuner.recorded.table import load_table
+from tuner.recordings.table import load_table
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.job import load_job
 from tuner.search_spaces.space import load_space

@@ -388,7 +388,7 @@ def test_a_failed_probe_is_exit_code_1_with_its_log(capsys, monkeypatch):
 def test_an_interrupt_is_exit_code_130_and_says_how_to_go_on(
     capsys, monkeypatch, tmp_path, table, how
 ):
-    from tuner.recorded.table import TableRunner
+    from tuner.recordings.table import TableRunner
 
     trace = tmp_path / "runs" / "cut" / "trace" / "probes.jsonl"
     answer = TableRunner.run

@@ -15,7 +15,7 @@ import pytest
 from tests.support.studies import measured, run_replay, write_table
 from tuner.executors.base import Executor
 from tuner.executors.local import InlineExecutor, SimulatedExecutor
-from tuner.recorded.table import TableRunner, load_table
+from tuner.recordings.table import TableRunner, load_table
 from tuner.search.candidate_planner import CandidatePlanner
 from tuner.search.planner import PlanningState
 from tuner.search_spaces.configuration import Configuration, Settings

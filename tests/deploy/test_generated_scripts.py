@@ -18,7 +18,7 @@ from tests.support.studies import TOML, modelled_study, request, write_table
 from tuner.cli.main import main
 from tuner.deploy.launch_files import clocks_sh, write_launch_files
 from tuner.problem.run_folder import STUDY_SCHEMA, RunFolder
-from tuner.recorded.table import load_table
+from tuner.recordings.table import load_table
 from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName

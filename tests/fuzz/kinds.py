@@ -35,7 +35,7 @@ from tuner.cli import main as cli
 from tuner.online.earlier_measurements import FILE, SCHEMA, read_earlier
 from tuner.planner.plan import PLAN_FILE, read_plan
 from tuner.receipt.receipt import read_counts, trainings_of
-from tuner.recorded.table import TableRunner, load_table, read_csv
+from tuner.recordings.table import TableRunner, load_table, read_csv
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError

@@ -11,7 +11,7 @@ from tuner.problem.from_job import identity_of
 from tuner.problem.problem import Problem, space_section
 from tuner.problem.run_folder import RunFolder
 from tuner.problem.study_spec import StudySpec
-from tuner.recorded.problem import recorded_problem
+from tuner.recordings.problem import recorded_problem
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.space import Candidates
 from tuner.study.load import load_spec

@@ -16,7 +16,7 @@ from tuner.problem.problem import Recording
 from tuner.problem.run_folder import RunFolder, write_toml
 from tuner.problem.settings import NoVerdict, SearchSettings, StopReason, stop_sentence
 from tuner.problem.study_spec import SessionEnd, StudySpec, why_unverified
-from tuner.recorded.problem import recorded_problem
+from tuner.recordings.problem import recorded_problem
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import load_job

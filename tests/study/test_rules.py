@@ -27,7 +27,7 @@ from tuner.executors.local import SimulatedExecutor
 from tuner.problem.constraints import Constraints
 from tuner.problem.settings import SearchSettings, StopReason, stop_sentence
 from tuner.problem.study_spec import StudySpec
-from tuner.recorded.problem import table_problem
+from tuner.recordings.problem import table_problem
 from tuner.search.planner import ProbePlan
 from tuner.search.question import Question
 from tuner.search.regret import RegretEstimate

@@ -139,7 +139,7 @@ def test_repeats_narrow_the_interval(tmp_path, options):
 @pytest.mark.searches
 @pytest.mark.traces
 def test_intervals_cover_the_recorded_truth_about_as_often_as_they_say(options):
-    from tuner.recorded.table import load_table
+    from tuner.recordings.table import load_table
 
     result = run_replay(TRACES / "kareus-attention-a100", **options, max_probes=40, seed=1)
     truth = {
@@ -388,7 +388,7 @@ def test_a_probe_that_measured_a_part_keeps_it(table, options, tmp_path):
     # A table that lacks some settings of a launch refuses those and measures the others.
     from tuner.problem.run_folder import RunFolder
     from tuner.problem.settings import SearchSettings
-    from tuner.recorded.problem import recorded_problem
+    from tuner.recordings.problem import recorded_problem
     from tuner.study.request import StudyRequest
     from tuner.study.session import Session
 

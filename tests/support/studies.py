@@ -239,7 +239,7 @@ def require_part(module: str) -> None:
 
 def run_replay(*arguments: Any, **options: Any) -> Result:
     """Call `tuner.replay` with the fields of its two objects as plain keywords."""
-    require_part("tuner.recorded.api")
+    require_part("tuner.recordings.api")
     return tuner.replay(*arguments, **grouped(options))
 
 

@@ -36,7 +36,7 @@ class Provider:
 #: In the order of the reference (docs/cli.md).
 SHIPPED = (
     Provider("tuner.cli.optimize", ("optimize",)),
-    Provider("tuner.recorded.command", ("replay",), "replay"),
+    Provider("tuner.recordings.command", ("replay",), "replay"),
     Provider("tuner.planner.command", ("plan", "fit"), "planner"),
     Provider("tuner.simulated.demo", ("demo",), "simulated cluster"),
     Provider("tuner.cli.runs", ("show", "choose", "runs")),

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 
 from tuner.answer.configuration_names import same_value
 from tuner.problem.run_folder import RunFolder, new_name
-from tuner.recorded.csv_files import (
+from tuner.recordings.csv_files import (
     UNITS,
     CsvFile,
     Value,
@@ -29,7 +29,7 @@ from tuner.recorded.csv_files import (
     read_csv,
     scale_of,
 )
-from tuner.recorded.table import TablePoint, load_table, positive
+from tuner.recordings.table import TablePoint, load_table, positive
 from tuner.search_spaces.data_files import write_toml
 from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.search_spaces.knobs import KNOBS, parse_words
@@ -226,7 +226,7 @@ def import_runs(
     """
     from tuner.problem.settings import SearchSettings, StopReason
     from tuner.problem.study_spec import SessionEnd, StudySpec
-    from tuner.recorded.problem import table_problem
+    from tuner.recordings.problem import table_problem
 
     files, today = [Path(path) for path in paths], parse_words(" ".join(baseline), standard=False)
     reader, stem = _Reader(options), files[0].stem

@@ -2,7 +2,7 @@
 with the expected cost of a probe and the recording that answers instead of one.
 
 A problem is built from a job, a cluster and a space (`tuner.problem.from_job`), from a recorded
-table or a trace (`tuner.recorded.problem`), or from a run folder (`tuner.study.load`).
+table or a trace (`tuner.recordings.problem`), or from a run folder (`tuner.study.load`).
 Session, planner and result see only the problem, so a replayed study is the same study. `identity`
 is what study.toml keeps of it, and what a resumed study is compared with.
 

@@ -133,7 +133,7 @@ def _candidates(study: Mapping[str, Any], visited: Sequence[Configuration]) -> C
 def _searched(study: Mapping[str, Any]) -> Candidates | None:
     recording, request = Recording.of(study), parse_request(study)
     if recording is not None and recording.table:
-        tables: Any = shipped_module("tuner.recorded.problem")  # an extra
+        tables: Any = shipped_module("tuner.recordings.problem")  # an extra
         if tables is None:
             return None
         found = tables.table_problem(Path(recording.path), recording.group or None, None)[0]

@@ -11,8 +11,8 @@ import pytest
 
 from tests.support.studies import write_table
 from tuner.exchange.csv_import import CsvOptions, import_runs
-from tuner.recorded.csv_files import Cells, read_csv, scale_of
-from tuner.recorded.table import load_table
+from tuner.recordings.csv_files import Cells, read_csv, scale_of
+from tuner.recordings.table import load_table
 from tuner.search_spaces.errors import InputError
 
 Runs = dict[tuple[object, ...], tuple[float, float]]

@@ -12,7 +12,7 @@ from tests.support.studies import (
     write_table,
 )
 from tests.support.traces import TRACES
-from tuner.recorded.table import TableRunner, TraceRunner, load_table
+from tuner.recordings.table import TableRunner, TraceRunner, load_table
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.workload.records.probe import Failure, MeterInfo, ProbeRequest, Runner

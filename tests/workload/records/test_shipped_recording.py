@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.studies import run_replay
-from tuner.recorded.table import TraceRunner
+from tuner.recordings.table import TraceRunner
 from tuner.workload.records.trace import read_trace
 
 SHIPPED = Path(__file__).parents[2] / "data" / "cpu-tiny-gpt"

@@ -11,7 +11,7 @@ import pytest
 from tests.support.scripts import CPU, script_job
 from tests.support.studies import problem_of_job, record, run_optimize, write_table
 from tuner.problem.problem import Recording
-from tuner.recorded.problem import recorded_problem
+from tuner.recordings.problem import recorded_problem
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.data_files import plain
 from tuner.search_spaces.errors import InputError

@@ -18,7 +18,7 @@ from tuner.problem.problem import (
 )
 from tuner.problem.run_folder import RunFolder
 from tuner.problem.study_spec import parse_cluster, parse_job
-from tuner.recorded.table import RecordedTable, load_table
+from tuner.recordings.table import RecordedTable, load_table
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.data_files import plain
 from tuner.search_spaces.errors import InputError, check_integer
@@ -26,7 +26,7 @@ from tuner.search_spaces.knobs import stage_values
 from tuner.search_spaces.space import Candidates
 
 if TYPE_CHECKING:
-    from tuner.recorded.table import RecordingRunner
+    from tuner.recordings.table import RecordingRunner
 
 
 def _rank(value: Any) -> tuple[int, float]:
@@ -53,7 +53,7 @@ def table_problem(
     folder: Path, group: str | None, steps: int | None, *, seed: int = 0
 ) -> tuple[Problem, RecordingRunner]:
     """Return the problem of a recorded table's group, and the runner that answers it."""
-    from tuner.recorded.table import TableRunner
+    from tuner.recordings.table import TableRunner
 
     table = load_table(folder)
     runner = TableRunner(table, group, seed=seed)
@@ -105,7 +105,7 @@ def _identity(
 
 
 def _trace_problem(path: Path, steps: int | None, seed: int) -> tuple[Problem, RecordingRunner]:
-    from tuner.recorded.table import TraceRunner
+    from tuner.recordings.table import TraceRunner
 
     archived = is_archive(path)
     runner = TraceRunner(unpacked(path) if archived else path, seed=seed)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from tuner.executors.local import draws
-from tuner.recorded.csv_files import (
+from tuner.recordings.csv_files import (
     CsvFile,
     CsvRow,
     is_missing,

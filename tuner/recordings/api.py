@@ -12,7 +12,7 @@ from tuner.executors.local import SimulatedExecutor
 from tuner.problem.constraints import Constraints, LimitOptions
 from tuner.problem.run_folder import RunFolder, new_name
 from tuner.problem.settings import SearchSettings
-from tuner.recorded.problem import recorded_problem
+from tuner.recordings.problem import recorded_problem
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.study.callbacks import Notify
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from optuna.samplers import BaseSampler
 
     from tuner.problem.problem import Problem
-    from tuner.recorded.table import RecordingRunner
+    from tuner.recordings.table import RecordingRunner
     from tuner.result import Result
     from tuner.search.planner import ProbePlanner
 
