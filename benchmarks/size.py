@@ -144,10 +144,10 @@ def import_cycles(modules: list[Module]) -> list[list[str]]:
 def imported_modules(module: Module, names: set[str]) -> set[str]:
     """Return the modules among `names` that a module imports."""
     found = set()
-    for node in ast.walk(module.tree):
+    for node in module.imports:
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
+        else:
             origin = _origin(node, module)
             below = {f"{origin}.{alias.name}" for alias in node.names} & names
             found |= below

@@ -35,6 +35,11 @@ class Module:
         """The parsed source."""
         return ast.parse(self.text)
 
+    @cached_property
+    def imports(self) -> list[ast.Import | ast.ImportFrom]:
+        """Its import statements, those in functions too."""
+        return [n for n in ast.walk(self.tree) if isinstance(n, ast.Import | ast.ImportFrom)]
+
     @property
     def lines(self) -> int:
         """Number of lines."""

@@ -101,7 +101,7 @@ def test_an_extra_installs_alone(extra: str, built: builds.Built, tmp_path: Path
     assert builds.extra_alone(extra, built.wheel, tmp_path) == ""
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("index")
 def test_the_core_runs_on_the_newest_interpreter_here(built: builds.Built, tmp_path: Path) -> None:

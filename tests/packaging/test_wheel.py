@@ -86,13 +86,7 @@ def test_the_installed_command_runs_without_the_repository(installed: Path, tmp_
     few = ("--max-probes", "3", "--no-verify", "--json")
     planned = json.loads(run([tuner, "optimize", *SIMULATED, "--name", "plan", *few], tmp_path))
     assert planned["points"]
-    replayed = json.loads(run([tuner, "replay", "runs/plan", "--name", "again", *few], tmp_path))
-    assert replayed["points"]
-    report = tmp_path / "runs" / "again" / "report.html"
-    report.unlink()
-    run([tuner, "show", "--html", "again"], tmp_path)
-    assert report.stat().st_size > 100_000
-    assert "Train with" in run([tuner, "demo"], tmp_path)
+    assert (tmp_path / "runs" / "plan" / "report.html").stat().st_size > 100_000
     run([installed / "bin" / "python", "-c", "import tuner.testing.meters"], tmp_path)
     # Also on a machine with nothing to tune, which exit code 1 says.
     doctor = subprocess.run(

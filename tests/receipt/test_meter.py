@@ -145,6 +145,7 @@ def test_one_of_several_tasks_says_so(user: UserFolder) -> None:
     assert done.note("one of 4 that a launcher started on this node")
 
 
+@pytest.mark.slow
 def test_a_thousand_trainings_take_little_of_a_core(user: UserFolder) -> None:
     (user.path / "many.py").write_text(
         "import os, time, torch\noptimizer = torch.Optimizer()\noptimizer.step()\n"

@@ -132,7 +132,9 @@ def test_a_launcher_in_a_shell_script_in_another_folder_shows_its_ranks(tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arguments", ["", "--bs 16 --accum 2"])
+@pytest.mark.parametrize(
+    "arguments", [pytest.param("", marks=pytest.mark.long), "--bs 16 --accum 2"]
+)
 def test_the_arguments_of_a_program_given_as_a_string_are_proven(
     tmp_path: Path, arguments: str
 ) -> None:
@@ -182,8 +184,8 @@ WITHOUT_ARGUMENTS = TRAIN.replace("--bs", "--width").replace("a.bs", "a.width")
     ("command", "expected"),
     [
         ("python train.py", 1),
-        pytest.param("SEED=3 python train.py --width 8", 1, marks=pytest.mark.slow),
-        pytest.param("OMP_NUM_THREADS=1 python train.py", 2, marks=pytest.mark.slow),
+        pytest.param("SEED=3 python train.py --width 8", 1, marks=pytest.mark.long),
+        pytest.param("OMP_NUM_THREADS=1 python train.py", 2, marks=pytest.mark.long),
         pytest.param("echo prepared > a && python train.py", 2, marks=pytest.mark.slow),
         pytest.param("python train.py | tee log", 2, marks=pytest.mark.long),
     ],
@@ -207,7 +209,7 @@ def test_a_program_of_which_nothing_can_be_set_is_started_once(
     [
         "export PYTHONPATH=src",
         pytest.param("PYTHONPATH=src", marks=pytest.mark.long),
-        pytest.param("unset PYTHONPATH", marks=pytest.mark.slow),
+        pytest.param("unset PYTHONPATH", marks=pytest.mark.long),
         pytest.param("trap 'echo done' EXIT; set -eu", marks=pytest.mark.long),
     ],
 )
