@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from tests.support.studies import record, request
+from tuner.problem.problem import ProbeCost
 from tuner.problem.settings import SearchSettings, StopReason, stop_sentence
-from tuner.study.loop import Budget, CostEstimate, SearchStatus
-from tuner.workload.records.probe import Failure
+from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.study.loop import Budget, CostEstimate, SearchStatus, _time_limits
+from tuner.workload.records.probe import Failure, WindowPolicy
 
 #: What a limit tells of the next probe.
 NEXT = {"next_kJ": 2.0, "expected_gain": 0.004}
@@ -198,3 +203,136 @@ def test_time_includes_the_expected_length_of_the_next_probes():
 )
 def test_a_reason_has_a_sentence(reason: StopReason, sentence: str):
     assert stop_sentence(reason) == sentence
+
+
+class TestCostEstimate:
+    """Of windows of 100 J and 5 s each, in launches that take 60 J and 4 s beside them."""
+
+    TODAY, OTHER = (
+        Configuration(request("p").launch),
+        Configuration(Settings(data_parallel=1, micro_batch=4)),
+    )
+
+    @pytest.fixture
+    def estimate(self) -> CostEstimate:
+        return CostEstimate(SimpleNamespace(prior=None, cost=ProbeCost()))  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize(
+        ("probes", "configurations", "planned_kJ", "expected_kJ", "expected_s"),
+        [
+            (0, (TODAY,), math.nan, 0.0, 0.0),
+            (0, (OTHER,), 0.3, 0.3, 0.0),  # as planned
+            (1, (TODAY,), math.nan, 0.16, 9.0),  # what this launch took, whatever is planned
+            (1, (TODAY,), 0.3, 0.16, 9.0),
+            (1, (TODAY, TODAY, TODAY), 0.3, 0.36, 19.0),
+            (1, (OTHER, TODAY), math.nan, 0.26, 14.0),  # by the first: others are none of it
+            (3, (OTHER,), math.nan, 0.16, 9.0),
+        ],
+    )
+    def test_it_is_by_the_launch_then_by_the_plan_then_by_any(
+        self,
+        estimate: CostEstimate,
+        probes: int,
+        configurations: tuple[Configuration, ...],
+        planned_kJ: float,
+        expected_kJ: float,
+        expected_s: float,
+    ) -> None:
+        made = [record(f"p{n}") for n in range(probes)]
+        found = estimate.expected_kJ(made, configurations, planned_kJ)
+        assert found == pytest.approx(expected_kJ)
+        assert estimate.expected_s(made, configurations) == pytest.approx(expected_s)
+
+    def test_it_takes_the_first_configurations_launch(self, estimate: CostEstimate) -> None:
+        dear = replace(request("d"), launch=self.OTHER.launch)
+        made = [record("a"), record("b", request=dear, energy_J=1100.0, wall_s=25.0)]
+        both = (self.OTHER, self.TODAY)
+        assert estimate.expected_kJ(made, both, math.nan) == pytest.approx(1.2)
+        assert estimate.expected_s(made, both) == pytest.approx(30.0)
+
+    def test_plans_are_corrected_by_the_median_of_what_they_were_off(
+        self, estimate: CostEstimate
+    ) -> None:
+        assert estimate.used_over_planned == 1.0
+        for planned_kJ in (0.08, 0.04, 0.16, 0.0, math.nan):  # the last two were not planned
+            estimate.learn(record("p"), planned_kJ)
+        estimate.learn(record("q", failure=Failure("crash", "it died"), measurements=()), 1.0)
+        assert estimate.used_over_planned == 2.0
+        assert estimate.expected_kJ([], (self.OTHER,), 0.3) == pytest.approx(0.6)
+        assert estimate.further_kJ((self.OTHER,), 0.3) == pytest.approx(0.6)
+
+    def test_a_launch_without_its_windows(self, estimate: CostEstimate) -> None:
+        assert estimate.launch_kJ([]) == 0.0
+        more = [record("a"), record("b", energy_J=180.0), record("c", energy_J=900.0)]
+        assert estimate.launch_kJ(more) == pytest.approx(0.08)
+        assert estimate.launch_kJ([record("a", energy_J=20.0)]) == 0.0  # never less than nothing
+
+    def test_before_any_probe_it_is_the_models(self) -> None:
+        cost = ProbeCost(launch_s=10.0, launch_power=0.5, settle_s=1.0, window_s=4.0)
+        predicted = SimpleNamespace(power_W=np.array([100.0, 200.0]), step_time_s=np.full(2, 0.5))
+        prior = SimpleNamespace(predict=lambda configurations: predicted)
+        problem = SimpleNamespace(prior=prior, cost=cost)
+        estimate = CostEstimate(problem)  # type: ignore[arg-type]
+        visits_J = float(np.sum(cost.visit_J(predicted.power_W, predicted.step_time_s)))
+        assert visits_J > 1000
+        both = (self.TODAY, self.OTHER)
+        found_kJ = estimate.expected_kJ([], both, math.nan)
+        assert found_kJ == pytest.approx((10.0 * 0.5 * 100.0 + visits_J) / 1000)
+
+
+class TestTimeLimit:
+    """Of a further probe, by the longest of two or more."""
+
+    @pytest.mark.parametrize(
+        ("walls_s", "visits", "extendable", "limit_s"),
+        [
+            ((), 1, False, 3600.0),
+            ((20.0,), 1, False, 3600.0),  # one tells too little
+            ((20.0, 30.0), 1, False, 150.0),
+            ((2.0, 3.0), 1, False, 60.0),
+            ((20.0, 30.0), 3, True, 150.0 + 3 * (2.0 + 15.0)),
+            ((20.0, 30.0), 3, False, 150.0),
+            ((2000.0, 30.0), 1, False, 3600.0),  # never above that of the settings
+        ],
+    )
+    def test_it_is_five_times_the_longest(
+        self, walls_s: tuple[float, ...], visits: int, extendable: bool, limit_s: float
+    ) -> None:
+        window = WindowPolicy(settle_s=2.0, max_s=15.0)
+        settings = SearchSettings(time_limit_s=3600.0, window=window)
+        problem = SimpleNamespace(job=None, prior=None)
+        spec = SimpleNamespace(settings=settings, problem=problem)
+        failed = record("x", wall_s=900.0, failure=Failure("crash", "it died"), measurements=())
+        made = [failed, *(record(f"p{n}", wall_s=wall_s) for n, wall_s in enumerate(walls_s))]
+        state = SimpleNamespace(spec=spec, records=made)
+        today = Configuration(request("p").launch)
+        found = _time_limits(state, [today], visits, extendable)  # type: ignore[arg-type]
+        assert found.probe_s == pytest.approx(limit_s)
+
+
+def test_what_is_reserved_is_said_up_to_what_is_left_and_never_below_nothing() -> None:
+    budget = Budget(SearchSettings(probe_budget_kJ=10.0))
+    for spent, left_kJ, reserved_kJ in ((5, 5.0, 2.5), (8, 2.0, 2.0), (10, 0.0, 0.0), (12, -2, 0)):
+        reason = budget.check(status(spent), 100.0, reserve=True)
+        assert reason is not None
+        assert reason.figures["left_kJ"] == pytest.approx(left_kJ)
+        assert reason.figures["reserved_kJ"] == pytest.approx(reserved_kJ)
+
+
+def test_time_that_is_kept_is_what_verification_has_not_used() -> None:
+    budget = Budget(SearchSettings(search_s=100.0))
+    again = record("v", request=replace(request("v"), purpose="verify"), wall_s=40.0)
+    used = replace(status(0), records=[*status(1).records, again], elapsed_s=60.0)
+    assert budget.check(used, 0.0, reserve=True, expected_s=40.0) is None  # nothing is kept
+    assert budget.check(used, 0.0, reserve=True, expected_s=40.1) is not None
+    fresh = replace(status(1), elapsed_s=60.0)
+    assert budget.check(fresh, 0.0, reserve=True, expected_s=15.0) is None  # 25 s are kept
+    assert budget.check(fresh, 0.0, reserve=True, expected_s=15.1) is not None
+
+
+def test_spare_probes_are_those_that_two_would_have_left() -> None:
+    budget = Budget(SearchSettings(max_probes=20))
+    reason = budget.check(status(19), 0.0, count=2)
+    assert reason == StopReason("max_probes", {"max_probes": 20, "reserved": 0})
+    reason = budget.check(status(18), 0.0, count=2, reserve=True)
+    assert reason == StopReason("max_probes", {"max_probes": 20, "reserved": 2})
