@@ -12,7 +12,9 @@ import tuner
 from tests.answer.test_posterior import configuration, launch
 from tests.support.results import NVML
 from tests.support.results import point as drawn_point
+from tuner.answer.choice import cost_of
 from tuner.answer.judge import ENOUGH, SURE, Judge
+from tuner.answer.parts import Point
 from tuner.answer.posterior import Posterior
 from tuner.answer.recommendation import advise
 from tuner.answer.state import StudyState, points_of
@@ -20,6 +22,7 @@ from tuner.answer.windows import Windows
 from tuner.problem.constraints import Constraints
 from tuner.problem.settings import SearchSettings
 from tuner.problem.study_spec import StudySpec
+from tuner.workload.node.measure.statistics import log_error
 from tuner.workload.records.probe import Failure, ProbeRecord
 
 STEPS = 1000
@@ -242,3 +245,99 @@ def test_predictions_are_judged_by_the_known_error_of_the_models(tmp_path) -> No
     assert not all(sure)
     assert result.recommendation.evidence.value == "predicted"
     assert result.recommendation.more is None
+
+
+class TestGain:
+    """Of a point that takes 0.8 of the time and 1.2 of the power, so 0.96 of the energy."""
+
+    @pytest.fixture
+    def pair(self) -> tuple[Point, Point]:
+        return point(configuration(0), 100.0, 300.0), point(configuration(1), 80.0, 360.0)
+
+    @pytest.mark.parametrize(
+        ("limits", "mean"),
+        [
+            ({"objective": "energy"}, -math.log(0.96)),
+            ({"objective": "time"}, -math.log(0.8)),
+            ({}, -math.log(0.96) - math.log(0.8)),
+            (
+                {"objective": "cost", "price_per_kWh": 0.3, "price_per_gpu_hour": 1e-9},
+                -math.log(0.96),
+            ),
+            (
+                {"objective": "cost", "price_per_kWh": 1e-9, "price_per_gpu_hour": 1.0},
+                -math.log(0.8),
+            ),
+        ],
+    )
+    def test_it_is_the_logarithm_of_what_the_objective_weighs(
+        self, pair: tuple[Point, Point], limits: dict, mean: float
+    ) -> None:
+        today, other = pair
+        judge = Judge(pair, today, Constraints(**limits), STEPS)
+        gain = judge.gain(other)
+        assert gain is not None
+        assert gain.mean == pytest.approx(mean, rel=1e-4)
+        assert judge.gain(today) is None  # of itself there is none
+        errors = [math.hypot(log_error(today.time_interval_s), log_error(other.time_interval_s))]
+        errors += [
+            math.hypot(log_error(today.energy_interval_kJ), log_error(other.energy_interval_kJ))
+        ]
+        share = {"energy": (0, 1), "time": (1, 0)}.get(limits.get("objective", ""))
+        if share is not None:
+            expected = math.hypot(share[0] * errors[0], share[1] * errors[1])
+            assert gain.sd == pytest.approx(expected, rel=0.01)
+
+    def test_a_price_of_both_lies_between_and_is_exact(self, pair: tuple[Point, Point]) -> None:
+        today, other = pair
+        asked = Constraints(objective="cost", price_per_kWh=120.0, price_per_gpu_hour=36.0)
+        gain = Judge(pair, today, asked, STEPS).gain(other)
+        assert gain is not None
+        before, after = cost_of(today, asked), cost_of(other, asked)
+        assert gain.mean == pytest.approx(math.log(before / after))
+        assert -math.log(0.96) < gain.mean < -math.log(0.8)
+
+    def test_known_errors_of_ratios_take_the_place_of_intervals_and_add_up(
+        self, pair: tuple[Point, Point]
+    ) -> None:
+        today, other = pair
+        third = point(configuration(2), 90.0, 200.0)
+        known = {other.configuration: (0.01, 0.02), third.configuration: (0.03, 0.05)}
+        judge = Judge([*pair, third], today, Constraints(objective="energy"), STEPS, ratio_sd=known)
+        gain = judge.gain(other)
+        assert gain is not None
+        assert gain.sd == pytest.approx(0.02, rel=0.01)
+        assert judge.against(other).ratio_sd == {
+            today.configuration: pytest.approx((0.01, 0.02)),
+            other.configuration: pytest.approx((0.02, 0.04)),
+            third.configuration: pytest.approx((0.04, 0.07)),
+        }
+        assert judge.against(other).today is other
+        unknown = point(configuration(9), 90.0, 200.0)
+        assert judge.against(unknown).ratio_sd is None
+        assert Judge(pair, today, Constraints(), STEPS).against(other).ratio_sd is None
+
+    def test_the_chance_of_a_slowdown_is_by_the_error_of_the_ratio(
+        self, pair: tuple[Point, Point]
+    ) -> None:
+        today, _ = pair
+        slower = point(configuration(1), 110.0, 200.0)
+        asked = Constraints(max_slowdown=0.1).relative_to(today.time_to_solution_s)
+        known = {slower.configuration: (0.02, 0.02)}
+        judge = Judge([today, slower], today, asked, STEPS, ratio_sd=known)
+        met, every = judge.chance(slower, asked)
+        assert every == pytest.approx(0.5, abs=0.05)  # just at the limit
+        assert set(met.values()) == {every}
+        faster = replace(slower, time_to_solution_s=110.0 * math.exp(-0.04))  # by two of it
+        assert judge.chance(faster, asked)[1] == pytest.approx(0.977, abs=0.01)
+        assert judge.chance(slower, Constraints()) == ({}, 1.0)
+
+    def test_a_launch_is_a_share_of_the_training_where_both_are_known(
+        self, pair: tuple[Point, Point]
+    ) -> None:
+        today, _ = pair  # 30 kJ
+        judge = Judge(pair, today, Constraints(), STEPS)
+        assert judge.launch_share(3.0, 100) == pytest.approx(0.1)
+        assert judge.launch_share(3.0, None) is judge.launch_share(None, 100) is None
+        assert judge.launch_share(0.0, 100) is judge.launch_share(3.0, 0) is None
+        assert replace(judge, baseline=None).launch_share(3.0, 100) is None
