@@ -111,7 +111,7 @@ def is_likely(operator: str) -> bool:
         return new in COMPARISONS.get(old, ()) or {old, new} <= ORDERS
     if kind == "ReplaceBinaryOperator":
         return {old, new} <= SUMS
-    return kind != "VariableReplacer" and kind != "VariableInserter"
+    return kind not in ("VariableReplacer", "VariableInserter", "RemoveDecorator")
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,10 @@ def drawn(
     for _, _, row, operator, occurrence in sorted(order, key=lambda each: each[:2]):
         if lines is not None and whole[row - 1].strip() not in lines:
             continue
-        code = mutate_code(text, operator, occurrence)
+        try:
+            code = mutate_code(text, operator, occurrence)
+        except AttributeError:  # an exception with a dot in its name, which it cannot replace
+            continue
         pairs = zip(whole, code.splitlines() if code else (), strict=False)
         differing = next(((a.strip(), b.strip()) for a, b in pairs if a != b), None)
         # What is a sum here may be a type elsewhere: such a change cannot be compiled.

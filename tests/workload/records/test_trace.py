@@ -1,8 +1,11 @@
+import errno
 import gzip
 import json
 import math
+import os
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +14,7 @@ import pytest
 from tests.support.studies import METER, measured, record, request
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
+from tuner.workload.records import trace
 from tuner.workload.records.probe import (
     SCHEMA_VERSION,
     Failure,
@@ -20,10 +24,18 @@ from tuner.workload.records.probe import (
     ProbeRequest,
 )
 from tuner.workload.records.trace import (
+    PENDING_NAME,
+    RESERVE_BYTES,
     TraceWriter,
+    partial_record,
+    read_phase,
     read_power,
     read_trace,
+    recover_pending,
     repair_torn_tail,
+    save_partial,
+    save_pending,
+    write_phase,
     write_power_samples,
 )
 
@@ -178,7 +190,7 @@ def test_power_samples_come_back_from_the_probes_start(tmp_path):
         PowerSample(100.0, 50.0, {"clock_MHz": 1410.0}),
         PowerSample(100.5, 61.25, {"clock_MHz": 1395.0, "temperature_C": 44.0}),
     ]
-    path = write_power_samples(tmp_path, "p0007", samples, since_s=100.0)
+    path = write_power_samples(tmp_path, "p0007", reversed(samples), since_s=100.0)
     assert path == tmp_path / "trace" / "power" / "p0007.csv.gz"
     assert gzip.decompress(path.read_bytes()).startswith(
         b"time_s,power_W,clock_MHz,temperature_C\n"
@@ -289,3 +301,114 @@ def test_power_samples_stay_in_the_run_folder(tmp_path: Path) -> None:
     path = write_power_samples(tmp_path, "p0000", [PowerSample(0.0, 1.0)])
     assert path is not None
     assert path.resolve().is_relative_to(tmp_path.resolve())
+
+
+class TestAFullDisk:
+    """A write that fails where `full` says so; the reserve makes room when it is removed."""
+
+    @pytest.fixture
+    def writer(self, tmp_path: Path) -> Iterator[TraceWriter]:
+        with TraceWriter(tmp_path / "run" / "trace" / "probes.jsonl") as writer:
+            yield writer
+
+    def fill(
+        self, monkeypatch: pytest.MonkeyPatch, writer: TraceWriter, full: Callable[[], bool]
+    ) -> None:
+        really = os.write
+
+        def write(fd: int, data: memoryview) -> int:
+            if fd != writer._fd:
+                return really(fd, data)
+            really(fd, data[:7])  # a part of it always gets through
+            if full():
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return 7 if len(data) > 7 else len(data)
+
+        monkeypatch.setattr(os, "write", write)
+
+    def test_it_costs_no_record_as_room_is_held_ready(
+        self, writer: TraceWriter, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        reserve = writer.path.with_name(".reserve")
+        assert reserve.stat().st_size == RESERVE_BYTES == 256 * 1024
+        writer.append(record("p0000"))
+        self.fill(monkeypatch, writer, reserve.exists)
+        with pytest.raises(InputError, match="the last thanks to reserved disk"):
+            writer.append(record("p0001"))
+        assert [r.request.probe_id for r in read_trace(writer.path).records] == ["p0000", "p0001"]
+
+    def test_where_that_is_not_enough_the_trace_is_as_before(
+        self, writer: TraceWriter, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        writer.append(record("p0000"))
+        before = writer.path.read_bytes()
+        self.fill(monkeypatch, writer, lambda: True)
+        with pytest.raises(
+            InputError, match=r"cannot write the trace .*: No space left on device$"
+        ):
+            writer.append(record("p0001"))
+        assert writer.path.read_bytes() == before
+
+    def test_a_closed_trace_holds_no_room_and_one_of_a_crash_is_taken_over(
+        self, writer: TraceWriter
+    ) -> None:
+        reserve = writer.path.with_name(".reserve")
+        with TraceWriter(writer.path) as again:  # the first was never closed
+            again.append(record("p0000"))
+            assert reserve.exists()
+        assert not reserve.exists()
+        again.close()  # once more
+        assert len(read_trace(writer.path).records) == 1
+
+
+def test_a_trace_is_read_up_to_its_limits_and_not_beyond(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert (trace.MAX_BYTES, trace.MAX_LINE_BYTES) == (256 * 2**20, 8 * 2**20)
+    path = write(tmp_path / "t.jsonl", record("p0000"), record("p0001"))
+    size, longest = path.stat().st_size, max(map(len, path.read_bytes().split(b"\n")))
+    for name, most in (("MAX_BYTES", size), ("MAX_LINE_BYTES", longest)):
+        with monkeypatch.context() as patch:
+            patch.setattr(trace, name, most)
+            assert len(read_trace(path).records) == 2
+            patch.setattr(trace, name, most - 1)
+            with pytest.raises(InputError, match=r"larger than any that tuner writes \(\d+ MiB"):
+                read_trace(path)
+
+
+class TestPending:
+    """A record beside its probe's files, until it is in the trace."""
+
+    def test_what_never_reached_the_trace_is_recovered(self, tmp_path: Path) -> None:
+        save_pending(tmp_path, record("p0001"))
+        save_partial(tmp_path, partial_record(request("p0000"), [measured(), measured()], METER))
+        first, second = recover_pending(tmp_path)
+        assert (first.request.probe_id, second.request.probe_id) == ("p0000", "p0001")
+        assert (first.failure.kind, first.energy_J) == ("cancelled", 200.0)
+        # A file of another probe's name, or that is none, is nobody's.
+        moved = tmp_path / "probes" / "p0002"
+        (tmp_path / "probes" / "p0000").rename(moved)
+        (tmp_path / "probes" / "p0003").mkdir()
+        (tmp_path / "probes" / "p0003" / PENDING_NAME).write_text("{")
+        assert [r.request.probe_id for r in recover_pending(tmp_path)] == ["p0001"]
+        with TraceWriter(tmp_path / "trace" / "probes.jsonl") as writer:
+            writer.append(record("p0001"))
+        assert recover_pending(tmp_path) == ()
+
+    def test_an_inspection_is_no_probe(self, tmp_path: Path) -> None:
+        looked = replace(request("p0000"), purpose="inspection")
+        save_partial(tmp_path, record("p0000", request=looked))
+        save_partial(None, record("p0001"))
+        assert recover_pending(tmp_path) == ()
+
+    def test_a_phase_is_read_while_it_lasts_and_never_at_length(self, tmp_path: Path) -> None:
+        assert read_phase(tmp_path, "p0000") == ""
+        (tmp_path / "probes" / "p0000").mkdir(parents=True)
+        write_phase(tmp_path, "p0000", "warming up")
+        assert read_phase(tmp_path, "p0000") == "warming up"
+        write_phase(tmp_path, "p0000", "x" * 150)
+        assert read_phase(tmp_path, "p0000") == "x" * 100
+        write_phase(tmp_path, "p0000", "")
+        assert read_phase(tmp_path, "p0000") == ""
+        assert not list((tmp_path / "probes" / "p0000").iterdir())
+        write_phase(tmp_path / "none", "p0000", "lost")  # without effect
