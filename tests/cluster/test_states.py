@@ -14,6 +14,8 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -296,6 +298,29 @@ def test_what_ends_a_search_is_one_sentence_and_it_keeps_what_it_has(
     assert out == ""
     for words in ("Stack trace", "Traceback", "SIGTERM received", "raylet)"):
         assert words not in err.replace("(raylet) has", "")
+
+
+@pytest.mark.real
+@pytest.mark.slow
+@pytest.mark.ray
+@pytest.mark.timeout(900)
+def test_two_searches_at_once_take_turns_on_a_node(own_ray: OwnRay, tmp_path: Path) -> None:
+    """Two users of one cluster: nothing of either is measured beside the other's ranks."""
+    searches = [
+        own_ray.python(SEARCHES.replace('"6"', '"2"'), JF_RUNS=str(tmp_path / name))
+        for name in ("first", "second")
+    ]
+    told = [search.communicate(timeout=800) for search in searches]
+    assert [search.returncode for search in searches] == [0, 0], told
+    probes = []
+    for name in ("first", "second"):
+        records = read_trace(tmp_path / name / "spot" / "trace" / "probes.jsonl").records
+        assert len(records) == 2
+        assert all(record.ok for record in records)
+        began = [datetime.fromisoformat(record.started_at).timestamp() for record in records]
+        probes += [(at, at + r.wall_s) for at, r in zip(began, records, strict=True)]
+    for (_, ended), (begun, _) in pairwise(sorted(probes)):
+        assert ended <= begun + 1  # which is told in whole seconds
 
 
 # ---- nodes that are late
