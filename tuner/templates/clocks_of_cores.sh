@@ -16,7 +16,7 @@ put_back() {  # put_back FILE EARLIER OURS; what others wrote meanwhile stays
     local now
     now=$(<"$1") || return
     [[ $now != "$2" ]] || return 0
-    if ! near "$now" "$3"; then
+    if [[ $now =~ ^[0-9]+$ ]] && ! near "$now" "$3"; then
         if [[ $1 == */cpufreq/* ]] && (( now < $3 )); then  # held against heat, or another's
             write "$1" "$2" || return
             [[ $(<"$1") != "$now" ]] || return 0  # the kernel holds it, whatever is written
