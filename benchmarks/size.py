@@ -38,7 +38,7 @@ LAYERS = (
     *("search_spaces", "workload", "models"),
     *("formatting", "pareto", "storage", "terminal"),
     *("problem", "executors", "search", "answer", "study"),
-    *("display", "result", "api", "cli"),
+    *("display", "result", "api", "cli", "doctor"),
     *(
         "recordings",
         "cluster",

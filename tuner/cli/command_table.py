@@ -46,7 +46,7 @@ SHIPPED = (
     Provider("tuner.deploy.command", ("apply",), "deployment"),
     Provider("tuner.cli.run", ("run",)),
     Provider("tuner.cli.catalog", ("list", "completion")),
-    Provider("tuner.cli.probe", ("doctor", "dev")),
+    Provider("tuner.doctor.command", ("doctor", "dev"), "doctor"),
 )
 
 

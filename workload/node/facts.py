@@ -50,7 +50,6 @@ from tuner.workload.scripts.job import why_not_built_in
 PACKAGES = (*USED, "nvidia-ml-py")
 #: Programs that are looked for; nvcc only where there are GPUs.
 _LOOKED_FOR = (*(program.name for program in PROGRAMS), "nvcc")
-FORGETS = ", persistence mode off (it forgets its clocks when no process uses it)"
 #: Host memory that must be free: ranks load the frameworks before they load the model.
 FREE_EACH_BYTES = 2**30
 
@@ -150,62 +149,6 @@ class NodeFacts:
         assert self.cluster is not None
         platform = platform_of(self.cluster)
         return platform.why_few_cores(self.cores, ranks, *each) if self.cores else ""
-
-    def lines(self, *, verbose: bool = False) -> list[str]:
-        """Return readiness for probes, machine, energy, clocks, software, and missing parts."""
-        free = f"{self.free_bytes / 2**30:.0f} GiB free"
-        devices = f"{self.cores:g} cores, {free}, no GPU: each core is a device"
-        if self.gpus:
-            devices = f"{len(self.gpus)} x {self.gpus[0].name}, {self.cores:g} cores, {free}"
-        meter = next((meter for meter in self.meters if meter.available), None)
-        estimated = meter is not None and meter.estimated
-        energy = "; ".join(["nothing here meters or estimates it", *(m.note for m in self.meters)])
-        if meter is not None:
-            how = f"metered by {meter.name}"
-            if estimated:
-                by = "" if meter.name == "estimated" else f" by {meter.name}"
-                how = f"estimated{by}, not metered"
-            energy = f"{how}: {meter.note}"
-        absent = [name for name in NEEDED if self.packages.get(name) is None]
-        if absent:
-            verdict = f"plans and measures commands; to search, install {', '.join(absent)}"
-        elif self.import_errors:
-            verdict = f"cannot train: {' and '.join(self.import_errors)} cannot be imported"
-        elif meter is None:
-            verdict = "cannot measure: there is no meter"
-        elif self.missing:
-            verdict = "probes train here; what is missing is listed below"
-        elif estimated:
-            verdict = "ready, without an energy meter: times are measured, energies are estimated"
-        else:
-            verdict = "ready: probes train here, in real DeepSpeed processes"
-        versions = (f"{name} {version}" for name, version in self.packages.items() if version)
-        return [
-            f"verdict   {verdict}",
-            f"machine   {self.host}: {devices}",
-            f"energy    {energy}",
-            f"clocks    {'searched, and put back' if self.clock_control else 'left as they are'}",
-            f"software  Python {self.python}, {', '.join(versions)}",
-            *(self._details() if verbose else ()),
-            *(f"note      {note}" for note in self.notes),
-            *(line for thing in self.missing for line in thing.text()),
-        ]
-
-    def _details(self) -> Iterator[str]:
-        gib = 2**30
-        shared = f"/dev/shm {self.shm_bytes / gib:.1f} GiB"
-        yield f"memory    {self.memory_bytes / gib:.1f} GiB; {shared}"
-        for gpu in self.gpus:
-            forgets = FORGETS * (not gpu.persistence_mode)
-            size = f"{gpu.memory_bytes / gib:.1f} GiB" if gpu.memory_bytes else "the host's memory"
-            yield f"GPU {gpu.index:<6}{gpu.name}, {size}, {gpu.uuid}{forgets}"
-        yield f"driver    {self.driver}" if self.gpus else f"GPUs      {self.gpu_note}"
-        yield from (f"meter     {m.name}: {m.note}" for m in self.meters if m.available)
-        yield from (f"no meter  {m.name}: {m.note}" for m in self.meters if not m.available)
-        if not self.clock_control:
-            yield f"clocks    {self.clock_note}"
-        paths = ", ".join(f"{name}: {path or '-'}" for name, path in self.programs.items())
-        yield f"programs  {paths}"
 
 
 def _meter_facts(

@@ -13,6 +13,7 @@ from amdsmi_stub import FakeClock, Stub, StubGpu
 from joulefront_amd.meter import AmdMeter, opened
 from joulefront_amd.platform import Amd
 
+from tuner.doctor.command import node_lines
 from tuner.models.analytic.constants import constants_of, load_constants
 from tuner.search_spaces.errors import InputError
 from tuner.testing.platforms import PlatformContract
@@ -259,7 +260,7 @@ def test_doctor_lists_amdsmi_only_where_there_are_such_gpus(
     facts = inspect_node(environ={}, sys=tmp_path)
     assert [gpu.name for gpu in facts.gpus] == ["AMD Instinct MI300X"] * 2
     assert not facts.ready
-    assert "without ROCm" in "\n".join(facts.lines())
+    assert "without ROCm" in "\n".join(node_lines(facts))
 
 
 class TestContract(PlatformContract):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tuner.doctor.command import node_lines
 from tuner.workload.node import facts
 from tuner.workload.node.importing import import_errors
 from tuner.workload.node.platforms.base import NEEDED
@@ -60,7 +61,7 @@ def test_a_machine_that_cannot_import_is_not_called_ready(monkeypatch: pytest.Mo
     found = facts.inspect_node(imports=True)
     assert asked == [*NEEDED]
     assert not found.ready
-    text = "\n".join(found.lines())
+    text = "\n".join(node_lines(found))
     assert "cannot train: transformers cannot be imported" in text
     assert f"transformers 5.24.0 that can be imported: {why}" in text
     assert facts.inspect_node().import_errors == {}

@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.commands import finished
 from tests.twin import TwinGpu, TwinNode
+from tuner.doctor.command import node_lines
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.errors import InputError
 from tuner.workload.node.facts import inspect_node
@@ -256,7 +257,7 @@ class TestFacts:
             ("rapl", False),
             ("estimated", True),
         ]
-        text = "\n".join(facts.lines(verbose=True))
+        text = "\n".join(node_lines(facts, verbose=True))
         assert "no meter  nvml: NVML does not start: NVML Shared Library Not Found" in text
         assert "no meter  rapl: this machine has no RAPL" in text
         assert "missing   g++, with which" in text
@@ -287,7 +288,7 @@ class TestFacts:
         assert facts.meters[0].available
         assert "1 twin GPU without a counter" in facts.meters[0].note
         assert facts.clock_control == root
-        text = "\n".join(facts.lines(verbose=True))
+        text = "\n".join(node_lines(facts, verbose=True))
         assert ("clocks    searched, and put back" in text) == root
         assert ("joulefront-guard" in text) == (not root)
         assert node.locked_MHz() is None
@@ -299,13 +300,16 @@ class TestFacts:
         twin_node(TwinGpu(), TwinGpu()).set(1, persistence=0)
         facts = inspect_node(sys=tmp_path)
         assert [gpu.persistence_mode for gpu in facts.gpus] == [True, False]
-        (line,) = [line for line in facts.lines(verbose=True) if "persistence mode off" in line]
+        (line,) = [
+            line for line in node_lines(facts, verbose=True) if "persistence mode off" in line
+        ]
         assert line.startswith("GPU 1")
 
     def test_no_framework_is_imported(self) -> None:
         code = (
             "import sys; from tuner.workload.node.facts import inspect_node; "
-            "inspect_node().lines(); "
+            "from tuner.doctor.command import node_lines; "
+            "node_lines(inspect_node()); "
             "print([m for m in ('torch', 'deepspeed', 'ray', 'optuna') if m in sys.modules])"
         )
         done = finished([sys.executable, "-c", code])

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tuner.doctor.command import node_lines
 from tuner.workload.node.facts import MeterFacts, NodeFacts, inspect_node
 from tuner.workload.node.platforms.base import GpuFacts
 
@@ -20,7 +21,7 @@ def facts(tmp_path: Path) -> NodeFacts:
 
 
 def test_five_lines_say_what_trains_what_meters_and_that_it_can(facts: NodeFacts) -> None:
-    lines = facts.lines()
+    lines = node_lines(facts)
     assert [line.split()[0] for line in lines] == [
         "verdict",
         "machine",
@@ -36,7 +37,7 @@ def test_five_lines_say_what_trains_what_meters_and_that_it_can(facts: NodeFacts
 def test_a_gpu_node_is_named_by_its_gpus(facts: NodeFacts) -> None:
     gpus = tuple(GpuFacts(i, f"GPU-{i}", "NVIDIA H100", 80 * 2**30) for i in range(8))
     meters = (MeterFacts("nvml", True, "NVML total-energy counter"), *facts.meters)
-    lines = replace(facts, gpus=gpus, meters=meters, clock_control=True).lines()
+    lines = node_lines(replace(facts, gpus=gpus, meters=meters, clock_control=True))
     assert "8 x NVIDIA H100" in lines[1]
     assert lines[0] == "verdict   ready: probes train here, in real DeepSpeed processes"
     assert lines[2] == "energy    metered by nvml: NVML total-energy counter"
@@ -56,4 +57,4 @@ def test_a_gpu_node_is_named_by_its_gpus(facts: NodeFacts) -> None:
 def test_what_keeps_a_probe_from_running_is_the_verdict(
     facts: NodeFacts, changes: dict[str, object], said: str
 ) -> None:
-    assert said in replace(facts, **changes).lines()[0]  # type: ignore[arg-type]
+    assert said in node_lines(replace(facts, **changes))[0]  # type: ignore[arg-type]

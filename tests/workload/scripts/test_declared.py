@@ -14,8 +14,8 @@ from tests.support.scripts import CPU, script_job
 from tests.support.studies import problem_of_job
 from tuner.answer.configuration_names import named_configurations
 from tuner.cli.main import main
-from tuner.cli.probe import _changed
 from tuner.deploy.launch_files import write_launch_files
+from tuner.doctor.command import _changed
 from tuner.problem.job_request import job_with_knobs
 from tuner.problem.study_spec import parse_job
 from tuner.search_spaces.configuration import Configuration

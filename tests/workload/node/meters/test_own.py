@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tuner.cli.main import main
+from tuner.doctor.command import node_lines
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.errors import InputError
 from tuner.testing.meters import MeterContract
@@ -237,13 +238,13 @@ def test_doctor_shows_it_or_why_it_does_not_open(
     monkeypatch.setattr(Pdu, "__init__", raising)
     facts = inspect_node()
     assert not facts.meters[0].available
-    assert any(f"meter {NAME}: opening failed" in line for line in facts.lines())
+    assert any(f"meter {NAME}: opening failed" in line for line in node_lines(facts))
 
 
 def test_doctor_says_that_it_only_estimates() -> None:
     name = f"{__name__}:Estimate"
     with own_meter(name):
-        energy = inspect_node().lines()[2]
+        energy = node_lines(inspect_node())[2]
     assert energy == f"energy    estimated by {name}, not metered: {INFO.source}"
 
 

@@ -14,6 +14,7 @@ import pytest
 from tests.support.sysfs import make_proc
 from tests.twin import TwinGpu, TwinNode
 from tuner.cli.main import main
+from tuner.doctor.command import node_lines
 from tuner.models.analytic.model import AnalyticModel
 from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.configuration import Configuration, Settings
@@ -118,7 +119,7 @@ def test_one_memory_for_host_and_gpu(proc: Path, twin_node: Make) -> None:
     assert cluster.device.name == "GB10"
     assert cluster.device.memory_bytes == 128 * GIB
     assert cluster.device.shares_host_memory
-    text = "\n".join(inspect_node(proc=proc, cgroup=proc, environ=NO_ENV).lines(verbose=True))
+    text = "\n".join(node_lines(inspect_node(proc=proc, cgroup=proc, environ=NO_ENV), verbose=True))
     assert "the host's memory" in text
 
 
@@ -187,8 +188,8 @@ def test_doctor_refuses_what_a_study_refuses(
     twin_node(*gpus)
     facts = inspect_node(proc=proc, cgroup=proc, environ=NO_ENV, affinity=range(64))
     assert not facts.ready
-    assert sum(sentence in line for line in facts.lines() if line.startswith("missing")) == 1
-    assert not facts.lines()[0].startswith("verdict   ready")
+    assert sum(sentence in line for line in node_lines(facts) if line.startswith("missing")) == 1
+    assert not node_lines(facts)[0].startswith("verdict   ready")
 
 
 @pytest.mark.parametrize(
@@ -231,8 +232,8 @@ def test_a_gpu_that_lists_nothing_to_set_is_left_alone(proc: Path, twin_node: Ma
     facts = inspect_node(proc=proc, cgroup=proc, environ=NO_ENV, affinity=range(64))
     assert facts.cluster is not None
     assert not facts.cluster.clock_control
-    assert "clocks    left as they are" in facts.lines()
-    assert not any("permission" in line for line in facts.lines())  # nobody could permit it
+    assert "clocks    left as they are" in node_lines(facts)
+    assert not any("permission" in line for line in node_lines(facts))  # nobody could permit it
     assert "takes neither a clock nor a power limit" in facts.why_clocks_fixed
     assert node.log == []
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tuner.doctor.command import node_lines
 from tuner.search_spaces.cluster import Cluster, load_cluster, load_device
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import load_job
@@ -71,7 +72,7 @@ class TestAnotherVendor:
         facts = inspect_node()
         assert [gpu.name for gpu in facts.gpus] == ["X1", "X1"]
         assert (facts.driver, facts.clock_control) == ("1.0", False)
-        assert "2 x X1" in "\n".join(facts.lines())
+        assert "2 x X1" in "\n".join(node_lines(facts))
         assert (facts.kind, [gpu.uuid for gpu in facts.gpus]) == ("X1", ["X-0", "X-1"])
         assert "device 1 is used by process 7" in " ".join(facts.refusals())
         wanted = replace(load_cluster("a100-8"), clock_control=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 from argparse import SUPPRESS
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,10 +28,14 @@ if TYPE_CHECKING:
     from tuner.search_spaces.cluster import Cluster
     from tuner.search_spaces.configuration import Configuration
     from tuner.search_spaces.job import TrainingJob
+    from tuner.workload.node.facts import NodeFacts
     from tuner.workload.node.runner import LocalRunner
     from tuner.workload.records.probe import ProbeRequest
     from tuner.workload.scripts.command import Script
     from tuner.workload.scripts.script_job import ScriptJob
+
+#: What a GPU without persistence mode does.
+_FORGETS = ", persistence mode off (it forgets its clocks when no process uses it)"
 
 
 def _changed(job: Any, words: Sequence[str]) -> Any:
@@ -149,6 +153,66 @@ def _request(
     )
 
 
+def node_lines(node: NodeFacts, *, verbose: bool = False) -> list[str]:
+    """Return readiness for probes, machine, energy, clocks, software, and missing parts."""
+    free = f"{node.free_bytes / 2**30:.0f} GiB free"
+    devices = f"{node.cores:g} cores, {free}, no GPU: each core is a device"
+    if node.gpus:
+        devices = f"{len(node.gpus)} x {node.gpus[0].name}, {node.cores:g} cores, {free}"
+    meter = next((meter for meter in node.meters if meter.available), None)
+    estimated = meter is not None and meter.estimated
+    energy = "; ".join(["nothing here meters or estimates it", *(m.note for m in node.meters)])
+    if meter is not None:
+        how = f"metered by {meter.name}"
+        if estimated:
+            by = "" if meter.name == "estimated" else f" by {meter.name}"
+            how = f"estimated{by}, not metered"
+        energy = f"{how}: {meter.note}"
+    from tuner.workload.node.platforms.base import NEEDED
+
+    absent = [name for name in NEEDED if node.packages.get(name) is None]
+    if absent:
+        verdict = f"plans and measures commands; to search, install {', '.join(absent)}"
+    elif node.import_errors:
+        verdict = f"cannot train: {' and '.join(node.import_errors)} cannot be imported"
+    elif meter is None:
+        verdict = "cannot measure: there is no meter"
+    elif node.missing:
+        verdict = "probes train here; what is missing is listed below"
+    elif estimated:
+        verdict = "ready, without an energy meter: times are measured, energies are estimated"
+    else:
+        verdict = "ready: probes train here, in real DeepSpeed processes"
+    versions = (f"{name} {version}" for name, version in node.packages.items() if version)
+    return [
+        f"verdict   {verdict}",
+        f"machine   {node.host}: {devices}",
+        f"energy    {energy}",
+        f"clocks    {'searched, and put back' if node.clock_control else 'left as they are'}",
+        f"software  Python {node.python}, {', '.join(versions)}",
+        *(_details(node) if verbose else ()),
+        *(f"note      {note}" for note in node.notes),
+        *(line for thing in node.missing for line in thing.text()),
+    ]
+
+
+def _details(node: NodeFacts) -> Iterator[str]:
+    gib = 2**30
+    shared = f"/dev/shm {node.shm_bytes / gib:.1f} GiB"
+    yield f"memory    {node.memory_bytes / gib:.1f} GiB; {shared}"
+    for gpu in node.gpus:
+        forgets = _FORGETS * (not gpu.persistence_mode)
+        size = f"{gpu.memory_bytes / gib:.1f} GiB" if gpu.memory_bytes else "the host's memory"
+        yield f"GPU {gpu.index:<6}{gpu.name}, {size}, {gpu.uuid}{forgets}"
+    yield f"driver    {node.driver}" if node.gpus else f"GPUs      {node.gpu_note}"
+    yield from (f"meter     {m.name}: {m.note}" for m in node.meters if m.available)
+    yield from (f"no meter  {m.name}: {m.note}" for m in node.meters if not m.available)
+    if not node.clock_control:
+        yield f"clocks    {node.clock_note}"
+    paths = ", ".join(f"{name}: {path or '-'}" for name, path in node.programs.items())
+    yield f"programs  {paths}"
+
+
 def _doctor(args: argparse.Namespace) -> int:
     if args.ray is not None:
         from tuner.executors.choose import kind_named
@@ -163,7 +227,7 @@ def _doctor(args: argparse.Namespace) -> int:
 
     with own_meter(args.meter):
         facts = inspect_node(imports=not args.brief)
-    answer(args, facts.to_json(), facts.lines(verbose=args.verbose))
+    answer(args, facts.to_json(), node_lines(facts, verbose=args.verbose))
     return OK if facts.ready or args.brief else FAILED
 
 

@@ -1,0 +1,1 @@
+"""Extra: what a machine offers and lacks (`tuner doctor`), and tools to develop with."""
