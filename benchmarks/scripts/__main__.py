@@ -26,6 +26,7 @@ as `OWNER/NAME` or `OWNER+NAME/repo`; without it they are downloaded from GitHub
 from __future__ import annotations
 
 import json
+import signal
 import statistics
 import subprocess
 import sys
@@ -115,6 +116,8 @@ def main() -> None:
     parser.add_argument("--hand-s", type=float, default=20.0, help="each start timed by hand")
     parser.add_argument("--again", action="store_true", help="also those with a kept outcome")
     chosen = parser.parse_args()
+    # One that is killed ends what it has started, as one that is interrupted does.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     options = Options(
         cache=chosen.cache.resolve(),
         sources=chosen.sources and chosen.sources.resolve(),

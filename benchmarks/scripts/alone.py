@@ -94,17 +94,19 @@ def start_alone(
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        died_s = None
-        while time.monotonic() - began < limit_s:
-            if child.poll() is not None:
-                died_s = time.monotonic() - began
-                break
-            if any(len(found) >= steps for found in _read(moments)):
-                time.sleep(settle_s)
-                break
-            time.sleep(0.02)
-        code = child.poll()
-        end_group(child)
+        died_s = code = None
+        try:
+            while time.monotonic() - began < limit_s:
+                if child.poll() is not None:
+                    died_s = time.monotonic() - began
+                    break
+                if any(len(found) >= steps for found in _read(moments)):
+                    time.sleep(settle_s)
+                    break
+                time.sleep(0.02)
+            code = child.poll()
+        finally:  # it leads a session of its own, which no signal to this process reaches
+            end_group(child)
         return _outcome(_read(moments), began, log, Alone(None, died_s, code, 0, None, ""))
 
 

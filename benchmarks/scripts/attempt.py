@@ -186,15 +186,18 @@ def _optimize(
             stderr=subprocess.STDOUT,
             start_new_session=True,
         )
-    while child.poll() is None and time.monotonic() - began < options.limit_s:
-        if found.today_s is None and _TODAY.search(log.read_text(errors="replace")):
-            found.today_s = time.monotonic() - began
-        if found.first_point_s is None and trace.is_file() and _has_point(trace):
-            found.first_point_s = time.monotonic() - began
-        time.sleep(0.05)
-    code = child.poll()
-    found.ended_s = time.monotonic() - began
-    end_group(child)
+    code = None
+    try:
+        while child.poll() is None and time.monotonic() - began < options.limit_s:
+            if found.today_s is None and _TODAY.search(log.read_text(errors="replace")):
+                found.today_s = time.monotonic() - began
+            if found.first_point_s is None and trace.is_file() and _has_point(trace):
+                found.first_point_s = time.monotonic() - began
+            time.sleep(0.05)
+        code = child.poll()
+        found.ended_s = time.monotonic() - began
+    finally:
+        end_group(child)
     return code, log.read_text(errors="replace")
 
 
