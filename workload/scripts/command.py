@@ -16,7 +16,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -84,6 +84,68 @@ def meets_on_gpus_alone(words: Sequence[str], cwd: str | Path) -> bool:
     }
     others = [text for text in (*texts, *words) if re.search(r"\b(gloo|mpi)\b", text)]
     return "nccl" in texts and not others
+
+
+#: Words of code by which ranks meet: of torch, and of the libraries that do it for a program.
+_MEETING = re.compile(
+    r"process_group|distributed|\bdist\b|accelerat|lightning|fabric|deepspeed|horovod|fsdp"
+    r"|\bDDP\b|Trainer|\bray\b|nccl|gloo|\bmpi\b",
+    re.IGNORECASE,
+)
+#: Packages that make no process group by themselves, beside Python's own modules.
+_PLAIN = re.compile(
+    r"torch(vision|audio)?|numpy|scipy|pandas|sklearn|matplotlib|seaborn|PIL|cv2|tqdm|yaml|h5py"
+    r"|einops|datasets|tokenizers|tiktoken|sentencepiece|fire|click|absl|nltk|requests|six|attr"
+    r"|tensorboard(X)?|wandb"
+)
+#: Files of a script's own beyond which it is not said what they do.
+_MOST_FILES = 100
+
+
+def meets_nowhere(words: Sequence[str], cwd: str | Path) -> bool:
+    """Return True if a script certainly makes no process group of several ranks.
+
+    No word of it speaks of one, nor of the modules beside it that it imports, and it imports
+    nothing else but plain packages (`_PLAIN`).
+    """
+    text = _source(words, cwd)
+    if not text:
+        return False
+    folder, seen, left = (Path(cwd) / words[0]).resolve().parent, set[Path](), [text]
+    while left:
+        text = left.pop()
+        try:
+            names = _imported(ast.parse(text))
+        except (SyntaxError, ValueError):
+            return False
+        if _MEETING.search(text) or "importlib" in text or len(seen) > _MOST_FILES:
+            return False
+        for name in names:
+            inside = _own_files(folder, name)
+            if not inside and not (_PLAIN.fullmatch(name) or name in sys.stdlib_module_names):
+                return False
+            new = [file for file in inside if file not in seen]
+            seen.update(new)
+            left += [file.read_text(encoding="utf-8", errors="replace") for file in new]
+    return True
+
+
+def _imported(tree: ast.AST) -> set[str]:
+    # First names of what is imported, but for what a package imports of itself.
+    found = [[each.name for each in n.names] for n in ast.walk(tree) if isinstance(n, ast.Import)]
+    found += [
+        [n.module]
+        for n in ast.walk(tree)
+        if isinstance(n, ast.ImportFrom) and n.module and not n.level
+    ]
+    return {name.partition(".")[0] for names in found for name in names}
+
+
+def _own_files(folder: Path, name: str) -> list[Path]:
+    module, package = folder / f"{name}.py", folder / name
+    if module.is_file():
+        return [module]
+    return list(islice(package.rglob("*.py"), _MOST_FILES + 1)) if package.is_dir() else []
 
 
 def _source(words: Sequence[str], cwd: str | Path) -> str:

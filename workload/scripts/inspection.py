@@ -31,7 +31,7 @@ from tuner.workload.records.probe import (
     ProbeRequest,
 )
 from tuner.workload.scripts import SOCKET
-from tuner.workload.scripts.command import Script, meets_on_gpus_alone
+from tuner.workload.scripts.command import Script, meets_nowhere, meets_on_gpus_alone
 from tuner.workload.scripts.evidence import seen_today
 from tuner.workload.scripts.last_words import last_words, quoted
 from tuner.workload.scripts.script_facts import LAUNCH, OFFLOADS, Launcher, ScriptFacts
@@ -49,6 +49,7 @@ Announce = Callable[[str], None]
 _SAME_STEPS = 0.02
 #: Why a script is not started on more ranks than today, a phrase.
 _ON_GPUS = "its process group is NCCL's, which needs GPUs"
+_NOWHERE = "it makes no process group (with torch.distributed, the number of ranks is searched)"
 #: Facts of the hook that are fields of `ScriptFacts`, by the same name.
 _SEEN = (
     *("owner", "client_optimizer", "can_checkpoint", "checkpoints", "compiled", "stages"),
@@ -269,6 +270,8 @@ def blank_job(script: Script, cluster: Cluster, nodes: int = 1) -> ScriptJob:
     seen = script.observation.imports if script.observation is not None else ()
     alone = blank.devices == 1 and not cluster.device.is_gpu
     stay = _ON_GPUS if alone and meets_on_gpus_alone(blank.words, blank.cwd) else ""
+    if blank.devices == 1 and meets_nowhere(blank.words, blank.cwd):
+        stay = _NOWHERE
     frame = ScriptFacts(micro_batch=micro, accumulation=times, imports=seen, ranks_stay=stay)
     job = replace(blank, global_batch=whole, frame=frame)
     _require_todays_values(job, script.knobs)

@@ -244,6 +244,31 @@ def test_a_process_group_of_gpus_alone_keeps_one_rank_on_cores(
     assert seen.frame.ranks_stay == job.frame.ranks_stay
 
 
+@pytest.mark.parametrize(
+    ("source", "beside", "stay"),
+    [
+        ("import torch, argparse\nfrom net import Net", "import torch.nn as nn", True),
+        ("import torch\nfrom net import Net", "import torch.distributed as d", False),
+        ("import torch\nfrom net import Net", "from deep import er", False),  # somebody's package
+        ("import torch\nfrom torch.nn.parallel import DistributedDataParallel", "", False),
+        ("import torch, accelerate", "", False),
+        ("import torch, somebodys_package", "", False),
+        ("import torch, importlib\nimportlib.import_module('helper')", "", False),
+        ("import torch\nprint 'old'", "", False),
+        ("", "", False),
+    ],
+)
+def test_a_second_rank_is_not_tried_where_nothing_makes_a_process_group(
+    tmp_path: Path, source: str, beside: str, stay: bool
+) -> None:
+    (tmp_path / "train.py").write_text(source)
+    (tmp_path / "net.py").write_text(beside)
+    job = blank_job(Script("python train.py", cwd=tmp_path), CPU)
+    assert ("it makes no process group" in job.frame.ranks_stay) is stay
+    two = Script("torchrun --nproc_per_node=2 train.py", cwd=tmp_path)
+    assert not blank_job(two, CPU).frame.ranks_stay  # who starts two has two
+
+
 def test_a_failure_on_other_ranks_leaves_the_split_that_one_rank_shows(tmp_path: Path) -> None:
     class Alone(Program):
         def look(self, job: ScriptJob, configuration: Configuration) -> Mapping[str, Any] | str:
