@@ -164,7 +164,10 @@ CHANGED, MARK = "training", "changed"
 FILE_KINDS = (".json", ".yaml", ".yml", ".toml")
 
 #: Settings of torch that the hook sets in any script (`tuner.workload.scripts.torch_knobs`).
-TORCH = ("num_workers", "prefetch_factor", "optimizer_kernel")
+TORCH = (
+    *("num_workers", "prefetch_factor", "pin_memory"),
+    *("optimizer_kernel", "set_to_none", "cudnn_benchmark", "compile"),
+)
 
 #: Names that a command's placeholders and the mark already have.
 _RANK = ("world_size", "rank", "local_rank", "node_rank")

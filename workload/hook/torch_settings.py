@@ -1,4 +1,5 @@
-"""Settings of torch that change no training: a loader's workers, the kernels of an optimizer.
+"""Settings of torch that change no training: a loader's workers, the kernels of an optimizer, how
+gradients are cleared, which kernels cuDNN takes, and compilation of the model.
 
 A launch sets them (`state.options["torch"]`) in each loader that is read for training and each
 optimizer that knows them. An inspection notes today's, and what is needed to compare it with
@@ -15,8 +16,9 @@ from typing import Any
 from . import state
 from .steps import around
 
-#: Arguments of a loader that are set: the processes that read ahead, and how far.
-LOADER = ("num_workers", "prefetch_factor")
+#: Arguments of a loader that are set: the processes that read ahead, how far, and whether their
+#: batches lie in memory that a device reads by itself.
+LOADER = ("num_workers", "prefetch_factor", "pin_memory")
 #: How an optimizer updates its parameters: one by one, in lists, in one kernel. Keys of its groups.
 KERNELS = ("foreach", "fused")
 #: Torch's kind of a loader that reads single items by their numbers; a stream has an order of its
@@ -44,6 +46,76 @@ def set_chosen(torch: Any) -> None:
         from torch.optim.optimizer import register_optimizer_step_pre_hook
 
         register_optimizer_step_pre_hook(lambda of, *_: set_kernel(of, kernel))
+    if chosen.get("cudnn_benchmark"):
+        torch.backends.cudnn.benchmark = True
+    if chosen.get("compile"):
+        compile_after_first_step(torch)
+    if chosen.get("set_to_none") or state.options.get("inspect"):
+        for kind in (torch.optim.Optimizer, torch.nn.Module):
+            _watch_zeroes(kind, clear=bool(chosen.get("set_to_none")))
+
+
+def _watch_zeroes(kind: Any, *, clear: bool) -> None:
+    # Gradients that are filled with zeros, and not dropped, are written once more in each step.
+    @around(kind, "zero_grad")
+    def zero_grad(plain: Any, of: Any, set_to_none: bool = True) -> Any:
+        state.seen["zeroes"] = state.seen.get("zeroes", False) or not (set_to_none or clear)
+        return plain(of, set_to_none=set_to_none or clear)
+
+
+def compile_after_first_step(torch: Any) -> None:
+    """Compile the outermost modules that the program calls before its first optimizer step.
+
+    In place, so that names of parameters stay, and with torch's own random numbers. The first step
+    runs as it stands, for until then a program may change its model.
+    """
+    from torch.nn.modules import module as of_modules
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    found: dict[int, Any] = {}
+    depth = 0
+
+    def entered(module: Any, _: Any) -> None:
+        nonlocal depth
+        depth += 1
+        trained = depth == 1 and torch.is_grad_enabled() and not torch.compiler.is_compiling()
+        if trained and any(each.requires_grad for each in module.parameters()):
+            found[id(module)] = module
+
+    def left(*_: Any) -> None:
+        nonlocal depth
+        depth -= 1
+
+    def stepped(*_: Any) -> None:
+        if not found:
+            return
+        for handle in handles:
+            handle.remove()
+        from torch._inductor import config
+
+        config.fallback_random = True
+        for module in found.values():
+            module.compile()
+        found.clear()
+        state.seen["compiles"] = True
+
+    handles = [
+        of_modules.register_module_forward_pre_hook(entered),
+        of_modules.register_module_forward_hook(left, always_call=True),
+    ]
+    # It stays: torch goes through the hooks of a step while it calls them.
+    register_optimizer_step_post_hook(stepped)
+
+
+def of_backend(torch: Any, module: Any) -> dict[str, bool]:
+    """Return what cuDNN is set to, and whether a model has convolutions."""
+    cudnn = torch.backends.cudnn
+    kind = torch.nn.modules.conv._ConvNd
+    return {
+        "benchmark": bool(cudnn.benchmark),
+        "deterministic": bool(cudnn.deterministic or torch.are_deterministic_algorithms_enabled()),
+        "convolutions": any(isinstance(each, kind) for each in module.modules()),
+    }
 
 
 def _set_loader(loader: Any, chosen: Mapping[str, Any]) -> None:
@@ -52,6 +124,7 @@ def _set_loader(loader: Any, chosen: Mapping[str, Any]) -> None:
     loader.num_workers = workers = chosen.get("num_workers", loader.num_workers)
     ahead = chosen.get("prefetch_factor", loader.prefetch_factor)
     loader.prefetch_factor = (ahead or 2) if workers else None  # 2 is torch's own
+    loader.pin_memory = chosen.get("pin_memory", loader.pin_memory)
 
 
 def set_kernel(optimizer: Any, kernel: str) -> None:
@@ -106,6 +179,7 @@ def of_loader(iterator: Any, batch: Any) -> dict[str, Any]:
         "items": getattr(iterator, "_dataset_kind", None) == _ITEMS,
         "own_sampler": _own_sampler(iterator),
         "batch_on_device": bool(getattr(first, "is_cuda", False)),
+        "pin_memory": bool(getattr(iterator, "_pin_memory", False)),
     }
 
 

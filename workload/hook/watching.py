@@ -233,6 +233,9 @@ class Forwards:
         if self._models and not state.seen.get("engines"):
             name = max(self._models, key=lambda key: self._models[key][0])
             see_switch(self._models[name][1])
+            if state.options.get("inspect"):
+                torch = sys.modules["torch"]
+                state.seen["backend"] = torch_settings.of_backend(torch, self._models[name][1])
             if "batch" not in state.seen:
                 state.seen["batch"], state.seen["tokens"] = self._shapes[name]
         self._models.clear()

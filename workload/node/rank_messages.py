@@ -119,6 +119,7 @@ class Loader(TypedDict):
     items: bool
     own_sampler: str
     batch_on_device: bool
+    pin_memory: NotRequired[bool]
 
 
 class Kernels(TypedDict, total=False):
@@ -127,6 +128,14 @@ class Kernels(TypedDict, total=False):
     kernel: str
     kernels: list[str]
     on_device: bool
+
+
+class Backend(TypedDict):
+    """What cuDNN is set to, and whether the model has convolutions, which it computes."""
+
+    benchmark: bool
+    deterministic: bool
+    convolutions: bool
 
 
 class Length(TypedDict):
@@ -150,6 +159,9 @@ class Facts(TypedDict, total=False):
     loader: Loader
     optimizer: Kernels
     reads_by: str
+    backend: Backend
+    zeroes: bool
+    compiles: bool
     batch: list[_Size]
     tokens: bool
     compiled: bool

@@ -1,4 +1,5 @@
-"""Knobs that the hook sets in any program of torch: a loader's workers, an optimizer's kernel.
+"""Knobs that the hook sets in any program of torch: a loader's workers and pinned memory, an
+optimizer's kernel, how gradients are cleared, cuDNN's choice of kernels, compilation of the model.
 
 They are added to a search where the first steps show that they may matter: a program that hardly
 waits for its loader gains nothing by other workers. One launch with other values of all of them
@@ -8,6 +9,7 @@ must then train the same batches to the same losses; what does not is left out, 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -31,7 +33,15 @@ _ROUNDING = 1e-3
 _OTHER_DRAWS = 0.3
 #: Processes beyond which a loader of one rank gains nothing on common nodes.
 _MOST_WORKERS = 16
-_OF_LOADER = ("num_workers", "prefetch_factor")
+_OF_LOADER = ("num_workers", "prefetch_factor", "pin_memory")
+#: Share of the first steps that neither loads nor updates, below which a model is not compiled.
+_COMPUTES = 0.3
+#: Least length of a training, seconds, that may repay the compilation of its model, on a GPU and on
+#: cores: it takes up to a minute or two there, in the launch that proves it and in each later one.
+#: On a GPU, where trainings are long, an unknown length is long enough.
+_REPAID_S = {True: 1200.0, False: 3600.0}
+_COMPILERS = ("c++", "g++", "clang++")
+_FLAG = ("false", "true")
 
 
 def settings_today(facts: Mapping[str, Any]) -> dict[str, Value]:
@@ -42,8 +52,16 @@ def settings_today(facts: Mapping[str, Any]) -> dict[str, Value]:
         found["num_workers"] = int(loader["num_workers"])
         if loader["num_workers"]:
             found["prefetch_factor"] = int(loader["prefetch_factor"] or 2)
+        found["pin_memory"] = _FLAG[bool(loader.get("pin_memory"))]
     if optimizer.get("kernel"):
         found["optimizer_kernel"] = str(optimizer["kernel"])
+    if facts.get("zeroes"):
+        found["set_to_none"] = "false"
+    backend = facts.get("backend") or {}
+    if backend.get("convolutions") and not backend.get("deterministic"):
+        found["cudnn_benchmark"] = _FLAG[backend["benchmark"]]
+    if "compiled" in facts and facts.get("counts") == "optimizer":
+        found["compile"] = _FLAG[bool(facts["compiled"])]
     return found
 
 
@@ -80,7 +98,27 @@ def torch_knobs(job: ScriptJob, facts: Mapping[str, Any], cluster: Cluster) -> t
         if matters and best != today["optimizer_kernel"]:
             now = today["optimizer_kernel"]
             found.append(_knob("optimizer_kernel", [now, best], now))
+    gpu = cluster.device.is_gpu
+    may_matter = {
+        "pin_memory": gpu and share["waited"] >= WORTH,
+        "set_to_none": gpu or share["updated"] >= WORTH,
+        "cudnn_benchmark": gpu,
+        "compile": 1 - share["waited"] - share["updated"] >= _COMPUTES
+        and _repays_compilation(job, facts, gpu=gpu),
+    }
+    for name, matters in may_matter.items():
+        if matters and today.get(name) == "false":
+            found.append(Knob(name, _FLAG, kind="flag", baseline="false", how=f"torch:{name}"))
     return tuple(knob for knob in found if knob.name not in taken and len(knob.values) > 1)
+
+
+def _repays_compilation(job: ScriptJob, facts: Mapping[str, Any], *, gpu: bool) -> bool:
+    steps_s = [group["took"] for group in facts.get("groups", ())[1:] if group.get("took")]
+    if not steps_s or not (gpu or any(map(shutil.which, _COMPILERS))):
+        return False
+    if not job.steps:
+        return gpu
+    return job.steps * sum(steps_s) / len(steps_s) >= _REPAID_S[gpu]
 
 
 def _knob(name: str, values: Sequence[Value], today: Value) -> Knob:
@@ -96,13 +134,15 @@ def with_torch_knobs(
 ) -> ScriptJob:
     """Return the job with the knobs of torch of which one launch proves that it trains the same."""
     knobs = torch_knobs(job, facts, cluster)
-    parts = [[knob for knob in knobs if (knob.name in _OF_LOADER) is of] for of in (True, False)]
-    parts = [part for part in parts if part]
+    parts: dict[str, list[Knob]] = {}
+    for knob in knobs:  # those of the loader together, and compilation, which fails oftenest, alone
+        kind = "loader" if knob.name in _OF_LOADER else "compile" if knob.name == "compile" else ""
+        parts.setdefault(kind, []).append(knob)
     if not parts:
         return job
     tried, why = _tried(job, facts, launch, knobs)
     if why and len(parts) > 1:
-        for part in parts:
+        for part in parts.values():
             job, why = _tried(job, facts, launch, part)
             if why:
                 announce(f"{_names(part)} left as today: {why}")
@@ -148,8 +188,15 @@ def trains_otherwise(
         facts: of the launch as it is today.
         again: of the launch with the settings `chosen`.
     """
-    set_there = {**(again.get("loader") or {}), **again.get("optimizer", {})}
-    set_there["optimizer_kernel"] = set_there.get("kernel")
+    loader, backend = again.get("loader") or {}, again.get("backend") or {}
+    set_there = {
+        **loader,
+        "pin_memory": _FLAG[bool(loader.get("pin_memory"))],
+        "optimizer_kernel": again.get("optimizer", {}).get("kernel"),
+        "set_to_none": _FLAG[not again.get("zeroes")],
+        "cudnn_benchmark": _FLAG[bool(backend.get("benchmark"))],
+        "compile": _FLAG[bool(again.get("compiles"))],
+    }
     if any(set_there.get(name) != value for name, value in chosen.items()):
         return "the program sets it itself"
     before, after = batches_seen(facts), batches_seen(again)
@@ -167,6 +214,9 @@ def trains_otherwise(
     old, new = _of_groups(facts, "batches"), _of_groups(again, "batches")
     if reads and None in (*old, *new):
         return "its batches cannot be compared"
+    made, wanted = (len(each.get("groups", ())) for each in (again, facts))
+    if made < wanted:
+        return f"{made} of {wanted} steps were made in time"
     was, now = _losses(facts), _losses(again)
     if not was or len(was) != len(now):
         return "the loss cannot be read, so it is not known if it stays the same"

@@ -184,3 +184,57 @@ def test_a_checkpoint_that_is_loaded_later_keeps_the_kernel() -> None:
     parameter.grad = torch.ones(8, 8)
     optimizer.step()
     assert torch_settings.of_optimizer(optimizer)["kernel"] == "fused"
+
+
+class Net(torch.nn.Module):  # type: ignore[misc]
+    """A model of two parts, of which a training calls the whole."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = torch.nn.Linear(2, 2)
+
+    def forward(self, x: Any) -> Any:
+        return self.inner(x)
+
+
+def test_the_outermost_modules_are_compiled_after_the_first_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    compiled: list[Any] = []
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda module: compiled.append(module))
+    model, evaluated, loss = Net(), Net(), torch.nn.MSELoss()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    torch_settings.compile_after_first_step(torch)
+    for step in range(3):
+        with torch.no_grad():
+            evaluated(torch.ones(1, 2))
+        with pytest.raises(TypeError):
+            model()  # a call that fails leaves no trace
+        loss(model(torch.ones(1, 2)), torch.ones(1, 2)).backward()
+        assert compiled == ([] if step == 0 else [model])
+        optimizer.step()
+    assert not torch.nn.modules.module._global_forward_pre_hooks
+
+
+def test_gradients_that_are_filled_with_zeros_are_seen_and_may_be_dropped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for kind in (torch.optim.Optimizer, torch.nn.Module):
+        monkeypatch.setattr(kind, "zero_grad", kind.zero_grad)
+    monkeypatch.setattr(state, "seen", {})
+    monkeypatch.setattr(state, "options", {"inspect": True})
+    torch_settings.set_chosen(torch)
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    optimizer.zero_grad()
+    model.zero_grad(set_to_none=True)
+    assert not state.seen.get("zeroes")
+    optimizer.zero_grad(set_to_none=False)
+    assert state.seen["zeroes"]
+    state.seen.clear()
+    monkeypatch.setattr(state, "options", {"inspect": True, "torch": {"set_to_none": True}})
+    torch_settings.set_chosen(torch)
+    model(torch.ones(1, 2)).sum().backward()
+    model.zero_grad(False)
+    assert model.weight.grad is None
+    assert not state.seen.get("zeroes")

@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.scripts import CPU, script_job
 from tuner.problem.run_folder import RunFolder
+from tuner.search_spaces.cluster import Cluster, load_cluster
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.knob_declarations import parse_knob
@@ -21,7 +22,12 @@ from tuner.workload.node.machine import detect_cluster
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.script_facts import ScriptFacts
 from tuner.workload.scripts.script_job import ScriptJob
-from tuner.workload.scripts.torch_knobs import settings_today, trains_otherwise, with_torch_knobs
+from tuner.workload.scripts.torch_knobs import (
+    settings_today,
+    torch_knobs,
+    trains_otherwise,
+    with_torch_knobs,
+)
 
 LOADER = {
     "num_workers": 0,
@@ -108,6 +114,85 @@ def test_what_may_matter_is_added(
     tmp_path: Path, seen: dict[str, Any], expected: dict[str, Any]
 ) -> None:
     assert added(tmp_path, seen) == (expected, [])
+
+
+ON_GPU = replace(CPU, device=load_cluster("a100-8").device)
+NO_KERNEL: dict[str, Any] = {"waited": 0.0, "updated": 0.0, "optimizer": {}}
+TORCH_LOOP = {"compiled": False, "counts": "optimizer", "backend": {}}
+CONVOLUTIONS = {"benchmark": False, "deterministic": False, "convolutions": True}
+FLAG = ("false", "true")
+
+
+@pytest.mark.parametrize(
+    ("seen", "steps", "cluster", "expected"),
+    [
+        # A step takes 1 s here: what a compilation takes is repaid by an hour on cores.
+        ({**NO_KERNEL, **TORCH_LOOP}, 4000, CPU, ["compile"]),
+        ({**NO_KERNEL, **TORCH_LOOP}, 3000, CPU, []),
+        ({**NO_KERNEL, **TORCH_LOOP}, None, CPU, []),
+        ({**NO_KERNEL, **TORCH_LOOP}, None, ON_GPU, ["compile"]),
+        ({**NO_KERNEL, **TORCH_LOOP}, 100, ON_GPU, []),
+        ({**NO_KERNEL, **TORCH_LOOP, "compiled": True}, 4000, CPU, []),  # by the program itself
+        ({**NO_KERNEL, **TORCH_LOOP, "counts": "program"}, 4000, CPU, []),
+        (
+            {**NO_KERNEL, **TORCH_LOOP, "waited": 0.9, "loader": {}},
+            4000,
+            CPU,
+            [],
+        ),  # hardly computes
+        ({**NO_KERNEL, "backend": CONVOLUTIONS}, None, ON_GPU, ["cudnn_benchmark"]),
+        ({**NO_KERNEL, "backend": CONVOLUTIONS}, None, CPU, []),
+        ({**NO_KERNEL, "backend": {**CONVOLUTIONS, "deterministic": True}}, None, ON_GPU, []),
+        ({**NO_KERNEL, "backend": {**CONVOLUTIONS, "convolutions": False}}, None, ON_GPU, []),
+        ({**NO_KERNEL, "zeroes": True}, None, ON_GPU, ["set_to_none"]),
+        ({**NO_KERNEL, "zeroes": True, "updated": 0.2}, None, CPU, ["set_to_none"]),
+        ({**NO_KERNEL, "zeroes": True}, None, CPU, []),
+        ({**NO_KERNEL, "waited": 0.2}, None, ON_GPU, ["num_workers", "pin_memory"]),
+        ({**NO_KERNEL, "waited": 0.01}, None, ON_GPU, []),
+    ],
+)
+def test_a_flag_is_added_where_it_applies_and_may_matter(
+    tmp_path: Path,
+    seen: dict[str, Any],
+    steps: int | None,
+    cluster: Cluster,
+    expected: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
+    job = replace(job_of(tmp_path, facts(**seen)), steps=steps)
+    knobs = torch_knobs(job, facts(**seen), cluster)
+    assert [knob.name for knob in knobs] == expected
+    assert {knob.values for knob in knobs if knob.name != "num_workers"} <= {FLAG}
+
+
+def test_a_model_is_not_compiled_on_cores_without_a_compiler(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    seen = facts(**NO_KERNEL, **TORCH_LOOP)
+    assert torch_knobs(replace(job_of(tmp_path, seen), steps=4000), seen, CPU) == ()
+
+
+@pytest.mark.parametrize(
+    ("chosen", "there"),
+    [
+        ({"compile": "true"}, {"compiles": True}),
+        ({"set_to_none": "true"}, {"zeroes": False}),
+        ({"cudnn_benchmark": "true"}, {"backend": {**CONVOLUTIONS, "benchmark": True}}),
+        ({"pin_memory": "true"}, {"loader": {**LOADER, "pin_memory": True}}),
+    ],
+)
+def test_a_flag_that_the_program_undoes_or_that_changes_a_loss_is_no_knob(
+    chosen: dict[str, Any], there: dict[str, Any]
+) -> None:
+    seen = facts(zeroes=True)
+    assert trains_otherwise(seen, {**seen, **there}, chosen) == ""
+    assert trains_otherwise(seen, seen, chosen) == "the program sets it itself"
+    others = [{**group, "loss": group["loss"] + 0.02} for group in seen["groups"]]
+    assert "more than rounding" in trains_otherwise(
+        seen, {**seen, **there, "groups": others}, chosen
+    )
 
 
 @pytest.mark.parametrize(
@@ -220,3 +305,38 @@ def test_workers_are_a_knob_of_a_program_that_waits_and_reads_alike(
         adds_knobs=True,
     )
     assert ("num_workers" in {knob.name for knob in job.knobs}) is found
+
+
+COMPILED = """
+import torch
+torch.manual_seed(0)
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(64, 64), torch.nn.Linear(64, 64)
+    def forward(self, x):
+        return self.second(torch.dropout(self.first(x).relu(), 0.1, True))
+model, loss = Model(), torch.nn.MSELoss()
+optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+while True:
+    x = torch.randn(32, 64)
+    loss(model(x), x).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.real
+def test_a_compiled_model_trains_to_the_same_losses_dropout_included(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(dedent(COMPILED))
+    said: list[str] = []
+    job = job_of_script(
+        Script(f"{sys.executable} train.py", cwd=tmp_path, steps=10**9),
+        replace(detect_cluster(), devices_per_node=1),
+        RunFolder(tmp_path / "run"),
+        address=None,
+        announce=said.append,
+        adds_knobs=True,
+    )
+    assert "compile" in {knob.name for knob in job.knobs}, said
