@@ -116,9 +116,9 @@ def judge(truth: Truth, result: Answer) -> Outcome:
     found = Outcome()
     for point in result.points:
         energy, time = _true(truth, point.configuration)
-        low, high = point.energy_interval_kJ
+        low, high = point.estimated.energy_interval_kJ
         found.energy.append(low <= math.exp(energy) / 1000 <= high)
-        low, high = point.time_interval_s
+        low, high = point.estimated.time_interval_s
         found.time.append(low <= math.exp(time) <= high)
     for point in (*result.points, *result.predicted):
         found.stated.append(point.p_nondominated)

@@ -50,7 +50,7 @@ def test_what_the_front_reaches_is_of_one_step_and_of_the_upper_ends() -> None:
     points = points_of(Posterior.of(Windows.of([record()])), 100)
     front = front_of(points)
     ((step_time_s, energy_J),) = front_to_beat(Constraints(), front, 100)
-    assert step_time_s == pytest.approx(points[0].time_interval_s.high / 100)
+    assert step_time_s == pytest.approx(points[0].estimated.time_interval_s.high / 100)
     assert step_time_s > 0.5
     assert energy_J > 0.5 * 20.0
     # Steps at twice the batch are half as many, and each takes twice as much.

@@ -30,7 +30,7 @@ def choose(answer: Answer, constraints: Constraints) -> AnotherChoice:
         )
     if answer.length is None:
         constraints.require_limits_of_a_step()
-    limits = constraints.relative_to(baseline.time_to_solution_s if baseline else None)
+    limits = constraints.relative_to(baseline.estimated.time_to_solution_s if baseline else None)
     own = answer.judged
     judge = own if not constraints.given else replace(own, constraints=limits)
     best, choice = judge.choose()
@@ -52,6 +52,7 @@ def choose(answer: Answer, constraints: Constraints) -> AnotherChoice:
         energy,
         time,
         limits=limits.limits,
+        shrunk=judge.shrunk(best),
         alone=choice.met and bool(limits.limits) and _alone(judge, best, limits),
     )
 

@@ -8,6 +8,7 @@ and a figure without a meter is labelled "estimated" wherever it is shown.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -35,7 +36,7 @@ from tuner.problem.constraints import Constraints, Limits
 from tuner.problem.settings import LIMITS, StopReason, stop_sentence
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, UnknownName
-from tuner.workload.node.measure.stragglers import Straggler
+from tuner.workload.node.measure.stragglers import ForeignLoad, Straggler
 from tuner.workload.records.probe import Measurement, ProbeRecord
 
 if TYPE_CHECKING:
@@ -91,6 +92,19 @@ class Answer:
     plan: PlanFacts | None = None
     surrogates: Surrogates | None = field(default=None, repr=False, compare=False)
     judge: Judge | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def disturbed(self) -> ForeignLoad | None:
+        """What others used of the machine in the windows of the choice and of the baseline; None if
+        too little to matter, or unknown."""
+        compared = {p.configuration for p in (self.best, self.baseline) if p is not None}
+        windows = [m for each in compared for m in self.windows.get(each, ())]
+        if not (whole_s := math.fsum(window.window_s for window in windows)):
+            return None
+        used_s = math.fsum(window.foreign_share * window.window_s for window in windows)
+        on_device = any(window.foreign_device for window in windows)
+        load = ForeignLoad(used_s / whole_s, "another process used a GPU" * on_device)
+        return load if load.notes else None
 
     @property
     def judged(self) -> Judge:
@@ -179,7 +193,8 @@ class Answer:
         """
         named = {"recommended": self.recommended, "today": self.baseline, "best": self.best}
         if self.front_points:
-            both = [(p.energy_to_solution_kJ, p.time_to_solution_s) for p in self.front_points]
+            figures = [point.estimated for point in self.front_points]
+            both = [(p.energy_to_solution_kJ, p.time_to_solution_s) for p in figures]
             named["knee"] = self.front_points[knee(both)]
         names = [word for word, point in named.items() if point is not None]
         names += [f"1 to {len(self.front_points)}"] if self.front_points else []

@@ -46,8 +46,10 @@ def choice_grid(result: Answer, units: Units) -> ChoiceGrid | None:
         return None
     shown = [*front, *result.compared]
     own = result.limits
-    deadlines_s = _values([p.time_to_solution_s for p in shown], units.s, own.deadline_s)
-    budgets_kJ = _values([p.energy_to_solution_kJ for p in shown], units.kJ, own.budget_kJ)
+    deadlines_s = _values([p.estimated.time_to_solution_s for p in shown], units.s, own.deadline_s)
+    budgets_kJ = _values(
+        [p.estimated.energy_to_solution_kJ for p in shown], units.kJ, own.budget_kJ
+    )
     points: list[Point] = []
     figures = figures_of(judge.candidates)
 

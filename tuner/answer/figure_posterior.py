@@ -213,6 +213,17 @@ class FigurePosterior:
         own = MEAN_VARIANCE + squares[:, : len(self.effects)].sum(axis=1)[:, None]
         return np.asarray(np.maximum(own - np.einsum("kcn,knc->kc", cross, weights), 1e-14))
 
+    @cached_property
+    def own_variances(self) -> np.ndarray:
+        """Variances of the logarithm by a configuration's own launches alone, (components,
+        configurations)."""
+        found = np.empty((len(self.theta), self.configurations))
+        for place in range(self.configurations):
+            errors = self.errors(np.flatnonzero(self.cells.configuration == place))
+            ones = np.ones((len(errors), errors.shape[1], 1))
+            found[:, place] = 1 / np.linalg.solve(errors, ones).sum(axis=(1, 2))
+        return found
+
     def apart(self, place: int, against: int) -> np.ndarray:
         """Return the variances of one configuration's logarithm less another's, (components,)."""
         cross, weights = self._solved

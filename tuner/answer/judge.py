@@ -17,8 +17,16 @@ from functools import cached_property
 import numpy as np
 from scipy.stats import norm
 
-from tuner.answer.choice import LIKELY, cost_of, decide, energy_cost_of, figures_of, ratios_to
-from tuner.answer.parts import Choice, FurtherLaunches, Point
+from tuner.answer.choice import (
+    LIKELY,
+    as_shown,
+    cost_of,
+    decide,
+    energy_cost_of,
+    figures_of,
+    ratios_to,
+)
+from tuner.answer.parts import Choice, FurtherLaunches, Point, Shrunk
 from tuner.answer.posterior import DRAWS, Gain, Posterior
 from tuner.answer.significance import Difference
 from tuner.problem.constraints import OBJECTIVES, Constraints
@@ -33,6 +41,9 @@ SURE, ENOUGH = 0.95, 0.99
 MARGIN = 0.005
 #: Least saving of energy or time that is named: a smaller one is no difference worth a change.
 WORTH = 0.01
+#: Difference of two savings of the same, that of the verdict and that of a table, which a reader
+#: would take for a mistake.
+VISIBLE = 0.02
 #: Launches that are bought at most in one study.
 MOST_LAUNCHES = 16
 #: Smallest probability of becoming sure for which launches are bought.
@@ -84,6 +95,18 @@ def differences_by_intervals(
         ratio_sd = math.hypot(*map(log_error, times)), math.hypot(*map(log_error, energies))
     gains = Gain.normal(-energy, ratio_sd[1]), Gain.normal(-time, ratio_sd[0])
     return _differences(gains, "intervals of the points", predicted=point.source == "predicted")
+
+
+def _apart(point: Point, *, of_energy: bool) -> tuple[float, bool]:
+    # How far, as a logarithm, the verdict's figure is from what was measured, and whether that is
+    # outside its interval.
+    counts = point.estimated
+    measured, counted = point.time_to_solution_s, counts.time_to_solution_s
+    low, high = point.time_interval_s
+    if of_energy:
+        measured, counted = point.energy_to_solution_kJ, counts.energy_to_solution_kJ
+        low, high = point.energy_interval_kJ
+    return abs(math.log(counted / measured)), not low <= counted <= high
 
 
 @dataclass(frozen=True)
@@ -143,7 +166,7 @@ class Judge:
         # Without a baseline the limits state its time, and the deadline that follows.
         if limits.slowdown is not None and self.baseline is not None:
             slowdown = np.exp(self._drawn_slowdown(point))
-            time_s = slowdown * self.baseline.time_to_solution_s
+            time_s = slowdown * self.baseline.estimated.time_to_solution_s
         known_figures = figures_of([point])
         job = known_figures._replace(energy_kJ=energy_kJ, time_s=time_s, power_W=np.exp(log_power))
         # A figure without any error may equal its limit.
@@ -180,7 +203,27 @@ class Judge:
     # -- against the baseline --------------------------------------------------------------------
 
     def differences(self, point: Point) -> tuple[Difference, Difference] | None:
-        """Return how a point differs from the baseline in energy and time; None without one."""
+        """Return how a point differs from the baseline in energy and time; None without one.
+
+        Errors and probabilities are the posterior's. The difference itself is that of what was
+        measured, as a table shows it, unless the verdict visibly counts another (`shrunk`).
+        """
+        found, rival = self._differences(point), self.rival(point)
+        if found is None or rival is None or not self._compared(point) or self.shrunk(point):
+            return found
+        ratios = ratios_to(as_shown(rival), as_shown(point))
+        energy, time = (
+            replace(
+                each,
+                relative=ratio - 1,
+                low=min(each.low, ratio - 1),
+                high=max(each.high, ratio - 1),
+            )
+            for each, ratio in zip(found, ratios, strict=True)
+        )
+        return energy, time
+
+    def _differences(self, point: Point) -> tuple[Difference, Difference] | None:
         if (rival := self.rival(point)) is None:
             return None
         if not self._compared(point):
@@ -235,8 +278,8 @@ class Judge:
         constraints, today = self.constraints, self.today
         mine, before = cost_of(point, constraints), cost_of(today, constraints)
         energy = energy_cost_of(point, constraints) / mine
-        logs = energy * math.log(today.energy_to_solution_kJ / point.energy_to_solution_kJ)
-        logs += (1 - energy) * math.log(today.time_to_solution_s / point.time_to_solution_s)
+        log_energy, log_time = map(math.log, ratios_to(point, today))
+        logs = energy * log_energy + (1 - energy) * log_time
         return energy, 1 - energy, math.log(before / mine) - logs
 
     def gain(self, point: Point) -> Gain | None:
@@ -246,7 +289,7 @@ class Judge:
         energy, time, more = self._weights(point)
         if self._compared(point):
             return self._saving(point, energy, time).shifted(more)
-        pair = self.differences(point)
+        pair = self._differences(point)
         assert pair is not None
         means = [-math.log1p(each.relative) for each in pair]
         errors = [
@@ -260,7 +303,7 @@ class Judge:
         """Return True if a point saves at least `WORTH` of the energy or time that the objective
         weighs.
         """
-        pair = self.differences(point)
+        pair = self._differences(point)
         if pair is None:
             return False
         energy, time, _ = self._weights(point)
@@ -295,6 +338,28 @@ class Judge:
         fresh = self.posterior.by_launches(*pair, energy, time, only=self.fresh)
         return max(by_all, fresh.above(MARGIN - more) if fresh is not None else 0.0, 0.0)
 
+    def shrunk(self, point: Point) -> Shrunk | None:
+        """Return the figure that the verdict on a point counts otherwise than it was measured.
+
+        It is outside the interval of what was measured, of this point or of the baseline, or makes
+        another saving of it. None if all count as they were measured.
+        """
+        rival = self.rival(point)
+        pair = [each for each in (point, rival) if each is not None and each.estimate is not None]
+        for of_energy in (False, True):
+            if not pair or (of_energy and not point.meter.has_energy):
+                continue
+            apart = [_apart(each, of_energy=of_energy) for each in pair]
+            told = any(outside for _, outside in apart)
+            if rival is not None and len(pair) == 2:
+                shown = ratios_to(as_shown(rival), as_shown(point))
+                place = 0 if of_energy else 1
+                told |= abs(shown[place] - ratios_to(rival, point)[place]) > VISIBLE
+            if told:
+                sizes = [size for size, _ in apart]
+                return Shrunk(pair[sizes.index(max(sizes))], of_energy)
+        return None
+
     # -- further launches ------------------------------------------------------------------------
 
     def launch_share(self, launch_kJ: float | None, length: int | None) -> float | None:
@@ -302,7 +367,7 @@ class Judge:
         either is unknown."""
         if self.baseline is None or not launch_kJ or not length:
             return None
-        return launch_kJ / self.baseline.energy_to_solution_kJ
+        return launch_kJ / self.baseline.estimated.energy_to_solution_kJ
 
     def more(self, point: Point, launch_share: float | None) -> FurtherLaunches | None:
         """Return the launches that are worth it to become sure of a point; None if none are.

@@ -54,9 +54,23 @@ class ProgressPoint(NamedTuple):
     hypervolume: float
 
 
+class Estimate(NamedTuple):
+    """Figures of a point by the posterior of all launches, which shrinks noisy ones towards each
+    other: what choices and verdicts stand on."""
+
+    energy_to_solution_kJ: float
+    time_to_solution_s: float
+    energy_interval_kJ: Interval
+    time_interval_s: Interval
+    power_W: float
+
+
 @dataclass(frozen=True)
 class Point:
     """One configuration with the cost of training the whole job.
+
+    Its figures are what was measured: the medians of its windows, with the intervals (90 %) that
+    its own launches support. Of a prediction they are the models'.
 
     Attributes:
         source: "measured" at this very setting, or "predicted": by the surrogates, or by the
@@ -65,6 +79,7 @@ class Point:
         peak_power_W: highest power sample within a window; None where the samples were not kept.
         of_step: energy and time are those of one optimizer step: the length of the training is
             unknown.
+        estimate: the same figures by the posterior of all launches; None of a prediction.
     """
 
     configuration: Configuration
@@ -82,6 +97,7 @@ class Point:
     power_interval_W: Interval | None = None
     peak_power_W: float | None = None
     of_step: bool = False
+    estimate: Estimate | None = None
 
     @classmethod
     def from_logs(
@@ -110,6 +126,43 @@ class Point:
         )
 
     @property
+    def estimated(self) -> Estimate | Point:
+        """The figures that choices and verdicts stand on."""
+        return self.estimate or self
+
+    def measured(self, medians: tuple[float, float, float], errors: Iterable[float]) -> Point:
+        """Return this estimate as the point of what was measured.
+
+        Args:
+            medians: energy to solution (kJ), time to solution (s) and power (W) of its windows.
+            errors: standard errors of their logarithms, by its own launches.
+        """
+        from tuner.workload.node.measure.statistics import log_interval  # imports numpy
+
+        energy_kJ, time_s, power_W = medians
+        energy, time, power = (
+            Interval(*log_interval(math.log(median), float(error)))
+            for median, error in zip(medians, errors, strict=True)
+        )
+        estimate = Estimate(
+            self.energy_to_solution_kJ,
+            self.time_to_solution_s,
+            self.energy_interval_kJ,
+            self.time_interval_s,
+            self.power_W,
+        )
+        return replace(
+            self,
+            energy_to_solution_kJ=energy_kJ,
+            time_to_solution_s=time_s,
+            power_W=power_W,
+            energy_interval_kJ=energy,
+            time_interval_s=time,
+            power_interval_W=power,
+            estimate=estimate,
+        )
+
+    @property
     def how_measured(self) -> str:
         """Source: "measured, 2 windows, node scope, estimated (utilisation x envelope)"."""
         meter, windows = self.meter, ""
@@ -128,6 +181,8 @@ class Point:
             "how_measured": self.how_measured,
         }
         del data["of_step"]  # it is said once, by the result's "steps": null
+        if self.estimate is not None:
+            data["estimate"] = self.meter.known(self.estimate._asdict())
         return self.meter.known(data)
 
 
@@ -135,6 +190,19 @@ def with_probabilities(points: Sequence[Point], probabilities: Iterable[float]) 
     """Return the points with their probabilities of being on the front, the first ones'."""
     pairs = zip(points, probabilities, strict=False)
     return [replace(point, p_nondominated=float(p)) for point, p in pairs]
+
+
+@dataclass(frozen=True)
+class Shrunk:
+    """A point whose energy, or else its time, counts as something else than what was measured."""
+
+    point: Point
+    of_energy: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the configuration and its quantity."""
+        quantity = "energy" if self.of_energy else "time"
+        return {"configuration": self.point.configuration.to_json(), "quantity": quantity}
 
 
 @dataclass(frozen=True)
@@ -295,6 +363,7 @@ class AnotherChoice:
     time: Difference | None = None
     limits: Limits = field(default_factory=Limits)
     alone: bool = False
+    shrunk: Shrunk | None = None
 
     @property
     def met(self) -> bool:

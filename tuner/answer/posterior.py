@@ -154,19 +154,23 @@ class Posterior:
         """The same of the log energy."""
         return self._error(1.0, 1.0)
 
+    @cached_property
+    def own_errors(self) -> np.ndarray:
+        """The same of log energy, log time and log power by a configuration's own launches,
+        (3, configurations): nothing is shrunk."""
+        time, power = self._time, self._power
+        rows, others = time.sample, power.sample[self._pairing]
+        own = time.own_variances[rows], power.own_variances[others]
+        weights = (1.0, 1.0), (1.0, 0.0), (0.0, 1.0)
+        found = [self._sum(of_time, own[0], of_power, own[1]) for of_time, of_power in weights]
+        return np.array([_half_width(np.zeros_like(each), each) for each in found])
+
     def _error(self, of_time: float, of_power: float) -> np.ndarray:
         time, power = self._time, self._power
         rows, others = time.sample, power.sample[self._pairing]
         means = of_time * time.means[rows] + of_power * power.means[others]
         variances = self._sum(of_time, time.variances[rows], of_power, power.variances[others])
-        sd, apart = np.sqrt(variances), means - means.mean(axis=0)
-        low = np.zeros(sd.shape[1])
-        high = np.max(np.abs(apart) + 4 * sd, axis=0, initial=0.0)
-        for _ in range(25):  # bisection: the share inside grows with the half-width
-            half = (low + high) / 2
-            inside = np.mean(ndtr((half - apart) / sd) - ndtr((-half - apart) / sd), axis=0)
-            low, high = np.where(inside < 0.9, half, low), np.where(inside < 0.9, high, half)
-        return np.asarray(high / Z90)
+        return _half_width(means, variances)
 
     def _sum(self, a: float, of_time: np.ndarray, b: float, of_power: np.ndarray) -> np.ndarray:
         both = 2 * a * b * self.correlation * np.sqrt(of_time * of_power)
@@ -263,3 +267,15 @@ class Posterior:
         sizes = {name: int(label.max()) + 1 for name, label in figure.effects.items()}
         sizes |= {"mean": 1, "launch": launches, "drift": launches, "window": len(figure.y)}
         return {name: rng.standard_normal((draws, size)) for name, size in sizes.items()}
+
+
+def _half_width(means: np.ndarray, variances: np.ndarray) -> np.ndarray:
+    # Of the 90 % intervals of mixtures of normals, (components, n), over a standard normal's.
+    sd, apart = np.sqrt(variances), means - means.mean(axis=0)
+    low = np.zeros(sd.shape[1])
+    high = np.max(np.abs(apart) + 4 * sd, axis=0, initial=0.0)
+    for _ in range(25):  # bisection: the share inside grows with the half-width
+        half = (low + high) / 2
+        inside = np.mean(ndtr((half - apart) / sd) - ndtr((-half - apart) / sd), axis=0)
+        low, high = np.where(inside < 0.9, half, low), np.where(inside < 0.9, high, half)
+    return np.asarray(high / Z90)

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import numpy as np
@@ -103,7 +104,9 @@ class StudyState:
     def constraints(self) -> Constraints:
         """The study's constraints, those relative to the baseline as absolute limits."""
         today = self.baseline
-        return self.spec.constraints.relative_to(today.time_to_solution_s if today else None)
+        return self.spec.constraints.relative_to(
+            today.estimated.time_to_solution_s if today else None
+        )
 
     @cached_property
     def judge(self) -> Judge:
@@ -136,23 +139,28 @@ def points_of(posterior: Posterior, steps: int, run_dir: Path | None = None) -> 
     time, power = posterior.log_time, posterior.log_power
     errors = posterior.log_time_se, posterior.log_power_se, posterior.log_energy_se
     logs = zip(time, errors[0], power, errors[1], errors[2], strict=True)
-    for configuration, row in zip(posterior.configurations, logs, strict=True):
+    every = zip(posterior.configurations, logs, posterior.own_errors.T, strict=True)
+    for configuration, row, own in every:
         mine = [windows.measurements[row] for row in rows[configuration]]
         meter = windows.records[rows[configuration][0]].meter
         peaks = [m.peak_memory_bytes for m in mine if m.peak_memory_bytes is not None]
-        points.append(
-            Point.from_logs(
-                configuration,
-                row,
-                steps=steps,
-                source=meter.basis,
-                windows=len(mine),
-                meter=meter,
-                flags=tuple(dict.fromkeys(flag for m in mine for flag in m.flags)),
-                peak_memory_bytes=max(peaks, default=None),
-                peak_power_W=_peak_W(windows, rows[configuration], run_dir),
-            )
+        estimate = Point.from_logs(
+            configuration,
+            row,
+            steps=steps,
+            source=meter.basis,
+            windows=len(mine),
+            meter=meter,
+            flags=tuple(dict.fromkeys(flag for m in mine for flag in m.flags)),
+            peak_memory_bytes=max(peaks, default=None),
+            peak_power_W=_peak_W(windows, rows[configuration], run_dir),
         )
+        medians = (
+            median(m.step_time_s * m.power_W for m in mine) * steps / 1000,
+            median(m.step_time_s for m in mine) * steps,
+            median(m.power_W for m in mine),
+        )
+        points.append(estimate.measured(medians, own))
     return tuple(points)
 
 
@@ -223,7 +231,8 @@ def _spent(
     problem, records, energy_kJ = state.spec.problem, state.records, state.spent_kJ
     payback: float | None = None
     if best is not None and baseline is not None:
-        saved_kJ = baseline.energy_to_solution_kJ - best.energy_to_solution_kJ
+        before, after = baseline.estimated, best.estimated
+        saved_kJ = before.energy_to_solution_kJ - after.energy_to_solution_kJ
         if saved_kJ > 0:
             payback = energy_kJ / (saved_kJ / problem.steps)
     return SearchCost(

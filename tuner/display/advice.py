@@ -5,7 +5,7 @@ from __future__ import annotations
 from tuner.answer.answer import Answer
 from tuner.answer.choice import BOTH
 from tuner.answer.judge import WORTH
-from tuner.answer.parts import Evidence, Point, Recommendation
+from tuner.answer.parts import Evidence, Point, Recommendation, Shrunk
 from tuner.answer.recommendation import evidence_of
 from tuner.answer.significance import Difference
 from tuner.formatting import (
@@ -18,6 +18,8 @@ from tuner.formatting import (
     settings_text,
 )
 from tuner.problem.settings import UNFINISHED, no_verdict_phrase
+from tuner.search_spaces.configuration import Configuration
+from tuner.workload.node.host import CONTENTION_SHARE
 
 #: Probability from which on a candidate is said to be probably better: "likely" on the scale of
 #: Mastrandrea et al. (2010, guidance note for lead authors of the IPCC's fifth report), below which
@@ -116,18 +118,32 @@ def _keep(result: Answer, advice: Recommendation) -> str:
         return f"Keep what you run today: only {tried} configurations were tried."
     if advice.promising is not None:
         text = _expected(result, advice.promising, advice.p_better or 0.0)
-        return f"Keep what you run today for now: {text}{_more_text(advice)}."
+        after = f", but {busy}" if (busy := _busy(result)) else _more_text(advice)
+        return f"Keep what you run today for now: {text}{after}."
     if not result.choice.met:
         return f"Keep what you run today: nothing {found} meets the limits."
     if found == "measured" and _all_may_equal_today(result):
+        others = f"{count} others" if count > 1 else "other"
+        after = f", as {busy}" if (busy := _busy(result)) else ""
         return (
             "Keep what you run today for now: the measurements are too uncertain to tell it from "
-            f"the {f'{count} others' if count > 1 else 'other'}."
+            f"the {others}{after}."
         )
     among = f"among {count} other{'s' * (count != 1)}"
     if result.choice.baseline_met is False:
         among += f", although today does not train {_limits(result)}"
-    return f"Keep what you run today: {_nothing(result)} was found {among}."
+    after = f", but {busy}" if (busy := _busy(result)) else ""
+    return f"Keep what you run today: {_nothing(result)} was found {among}{after}."
+
+
+def _busy(result: Answer) -> str:
+    # "other processes used 63 % of the cores: measure again when it is quiet (...)", or "".
+    load = result.disturbed
+    if load is None:
+        return ""
+    cores = f"other processes used {percent(load.share)} of the cores"
+    found = " and ".join(filter(None, [cores * (load.share > CONTENTION_SHARE), load.device]))
+    return f"{found}: measure again when it is quiet (--wait-until-quiet)"
 
 
 def _all_may_equal_today(result: Answer) -> bool:
@@ -206,6 +222,33 @@ def findings(result: Answer) -> list[str]:
     return lines
 
 
+def noise_lines(result: Answer) -> list[str]:
+    """Return the sentence of an answer whose verdict does not count figures as the table shows
+    them; empty for any other."""
+    advice = result.recommendation
+    if advice is None:
+        return []
+    shrunk = result.judged.shrunk(advice.promising or advice.point)
+    units = Units.of([*result.points, *result.compared])
+    return [noise_sentence(shrunk, units, result.today_configuration)] if shrunk else []
+
+
+def noise_sentence(shrunk: Shrunk, units: Units, today: Configuration | None) -> str:
+    """Return why a measured figure counts as another one."""
+    point, counts = shrunk.point, shrunk.point.estimated
+    name = "today" if point.configuration == today else settings_text(point.configuration, today)
+    if shrunk.of_energy:
+        figures = point.energy_to_solution_kJ, counts.energy_to_solution_kJ
+        measured, counted = map(units.energy_text, figures)
+    else:
+        figures = point.time_to_solution_s, counts.time_to_solution_s
+        measured, counted = map(units.time_text, figures)
+    return (
+        f"The verdict counts {counted} for {name}, whose windows show {measured}: noisy figures "
+        "are drawn towards each other, lest the luckiest wins."
+    )
+
+
 def prediction_lines(result: Answer) -> list[str]:
     """Return the sentence of an answer that rests on no measurement; empty for any other."""
     advice = _against_today(result)
@@ -229,7 +272,7 @@ def continuation(result: Answer) -> str:
 
 def details(result: Answer) -> tuple[str, ...]:
     """Return additions to the recommendation: a trade, a better candidate, more launches."""
-    lines = [*findings(result), *prediction_lines(result)]
+    lines = [*findings(result), *noise_lines(result), *prediction_lines(result)]
     if again := continuation(result):
         advice = result.recommendation
         brings = "makes them" if advice and advice.more else "continues from here"

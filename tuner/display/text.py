@@ -22,6 +22,8 @@ from tuner.display.advice import (
     evidence_sentence,
     findings,
     headline,
+    noise_lines,
+    noise_sentence,
     prediction_lines,
 )
 from tuner.display.columns import TEXT, WITH_INTERVAL, Text, energy_columns
@@ -214,6 +216,8 @@ def choice_lines(chosen: AnotherChoice) -> list[str]:
         if max(abs(chosen.energy.relative), abs(chosen.time.relative)) < WORTH:
             found = f"no difference worth a change ({found})"
         lines.append(f"Against today: {found}.")
+    if chosen.shrunk is not None:
+        lines.append(noise_sentence(chosen.shrunk, units, today.configuration if today else None))
     lines.append(_evidence(chosen))
     lines.append(f"Launch files: tuner apply {chosen.run} --point {shlex.quote(chosen.name)}")
     return lines
@@ -315,7 +319,7 @@ def _advice(result: Answer) -> list[str]:
     # A plan says below that it is predicted, and the next step how the search is continued.
     if result.recommendation is None:
         return []
-    lines = [headline(result), *findings(result)]
+    lines = [headline(result), *findings(result), *noise_lines(result)]
     if result.plan is None:
         lines += prediction_lines(result)
     return lines
@@ -340,8 +344,8 @@ def _menu_lines(view: View) -> list[str]:
     head = "settings" if watts is None else f"settings (energy: no meter, {number(watts)} W x time)"
     rows = [("", "time", "", f"energy{after_comma(view.mark)}", "", head)]
     for configuration, point in points.items():
-        compared = result.judged.differences(point)
-        energy, time = (signed_percent(d.relative) for d in compared) if compared else ("", "")
+        ratios = view.ratios(point)
+        energy, time = (signed_percent(ratio - 1) for ratio in ratios) if ratios else ("", "")
         chosen = recommended is not None and configuration == recommended.configuration
         words, in_menu = offered.get(configuration, ("", None))
         settings = settings_text(configuration, view.today)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from tuner.answer.answer import Answer
+from tuner.answer.choice import as_shown, ratios_to
 from tuner.answer.parts import Point, Recommendation
 from tuner.display.basis_words import WORDS, BasisWords
 from tuner.formatting import (
@@ -107,6 +108,12 @@ class View:
         """The recommendation; None if nothing was measured."""
         return self.result.recommendation
 
+    def ratios(self, point: Point) -> tuple[float, float] | None:
+        """Return a point's energy and time over the baseline's, as both are shown; None without a
+        baseline, and for the baseline itself."""
+        rival = self.result.judged.rival(point)
+        return None if rival is None else ratios_to(as_shown(rival), as_shown(point))
+
     def is_today(self, point: Point) -> bool:
         return point.configuration == self.today
 
@@ -124,10 +131,10 @@ class View:
 
         Both are "" without a baseline, and for the baseline itself.
         """
-        found = self.result.judged.differences(point)
+        found = self.ratios(point)
         if found is None:
             return "", ""
-        energy, time = (1 + each.relative for each in found)
+        energy, time = found
         return (
             self.shown(change(energy, 1, "less energy", "more energy")),
             change(time, 1, "less time", "more time"),

@@ -9,12 +9,13 @@ import os
 import time
 import traceback
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tuner.executors.base import Announce, Executor, ExecutorKind, Opening
+from tuner.formatting import duration, percent
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
@@ -33,7 +34,13 @@ from tuner.workload.records.trace import partial_record, save_partial
 if TYPE_CHECKING:
     import numpy as np
 
+    from tuner.workload.node.measure.stragglers import ForeignLoad
     from tuner.workload.node.runner import LocalRunner
+
+
+#: Length of one look at what others use of the machine, seconds; the number of looks in a row that
+#: have to be quiet after one that was not; and the time between two words on it.
+LOOK_S, QUIET_LOOKS, TOLD_EVERY_S = 1.0, 5, 60.0
 
 
 def run_safely(
@@ -95,12 +102,51 @@ class InlineExecutor:
         finally:
             self._queue.popleft()
 
+    def wait_until_quiet(
+        self, limit_s: float, announce: Announce, stopped: Callable[[], bool]
+    ) -> float:
+        """Wait until others leave the cores and GPUs of this node; return the seconds it took.
+
+        Where the first look finds them quiet, nothing is waited for; else they have to stay so for
+        `QUIET_LOOKS`, for a load that comes and goes is one. It ends after `limit_s`, or as soon as
+        the search is `stopped`.
+        """
+        began_s, told_s, quiet, looks = time.monotonic(), -math.inf, 0, 0
+        watch: Callable[[float], ForeignLoad] | None
+        if (watch := getattr(self._runner, "foreign_load", None)) is None:
+            return 0.0
+        while True:
+            load = watch(LOOK_S)
+            waited_s, looks = time.monotonic() - began_s, looks + 1
+            quiet = 0 if load.notes else quiet + 1
+            if quiet == looks == 1 or quiet >= QUIET_LOOKS:
+                if told_s >= 0:
+                    announce(f"quiet after {duration(waited_s)}")
+                return waited_s
+            if stopped():
+                return waited_s
+            if waited_s >= limit_s:
+                announce(f"{_others(load)} after {duration(waited_s)}: measured all the same")
+                return waited_s
+            if load.notes and waited_s - told_s >= TOLD_EVERY_S:
+                told_s = waited_s
+                announce(
+                    f"waiting until this machine is quiet: {_others(load)}; at most "
+                    f"{duration(limit_s - waited_s)}"
+                )
+
     def now_s(self) -> float:
         return time.monotonic()
 
     def close(self) -> None:
         self._queue.clear()
         self._runner.close()
+
+
+def _others(load: ForeignLoad) -> str:
+    # "other processes use 63 % of the cores, GPU 0 is used by process 4242"
+    cores = f"other processes use {percent(load.share)} of the cores"
+    return ", ".join(filter(None, [cores, load.device]))
 
 
 class LocalNode:

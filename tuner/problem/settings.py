@@ -22,6 +22,8 @@ DEFAULT_SHARE = 0.01
 LEAST_LAUNCHES = 8
 #: A search of this number of probes at most has none to spare for learning the space.
 FEW_PROBES = 5
+#: Time that a search waits at most, in all its launches, for others to leave the machine.
+QUIET_LIMIT_S = 1800.0
 #: A probe of a simulated cluster may take as long as the steps of a large model (simulated
 #: seconds).
 SIMULATED_LIMIT_S = 3600.0
@@ -100,6 +102,11 @@ class SearchSettings:
         unit="s",
         above=0,
         alias="step-limit",
+    )
+    wait_until_quiet: bool = option(
+        False,
+        "before each launch, wait until other processes use less than a tenth of the cores, and no "
+        f"GPU: {QUIET_LIMIT_S / 60:g} min at most in all, after which it is measured all the same",
     )
     seed: int = option(0, "random seed", least=0)
 

@@ -27,7 +27,13 @@ from tuner.problem.problem import (
     without_unsupported,
 )
 from tuner.problem.run_folder import RunFolder
-from tuner.problem.settings import LEAST_LAUNCHES, LIMITS, SearchSettings, StopReason
+from tuner.problem.settings import (
+    LEAST_LAUNCHES,
+    LIMITS,
+    QUIET_LIMIT_S,
+    SearchSettings,
+    StopReason,
+)
 from tuner.problem.study_spec import StudySpec
 from tuner.search.planner import PlanningState, ProbePlan, ProbePlanner
 from tuner.search_spaces.configuration import Configuration, Settings
@@ -375,6 +381,7 @@ class SearchLoop:
         self._flying: dict[str, _Flight] = {}
         self._budget, self._cost = Budget(spec.settings), CostEstimate(spec.problem)
         self._stopped: StopReason | None = None
+        self._quiet_left_s = QUIET_LIMIT_S
         self.state = StudyState(spec, self.records)
         self._question = self._current_question()
         self._verifies = spec.settings.verify and spec.unverified is None
@@ -399,8 +406,7 @@ class SearchLoop:
         # Return the limit that forbids probes of this cost (`Budget.check`), or None. The search
         # leaves the reserve of a verification that would launch something now; repeats of today
         # leave it in any case. `tuner runs stop` forbids all of them.
-        run_dir = self._spec.run_dir
-        if run_dir is not None and RunFolder(run_dir).stop_file.exists():
+        if self._is_stopped():
             return StopReason("stopped")
         status = SearchStatus(
             records=self.records,
@@ -548,12 +554,26 @@ class SearchLoop:
 
     def _start(self, request: ProbeRequest, planned_kJ: float, why: str) -> None:
         configurations = request.configurations()
+        self._wait_until_quiet()
+        if self._settings.wait_until_quiet and self._is_stopped():
+            return  # while it waited
         cost_kJ = self.expected_kJ(configurations, planned_kJ)
         self._number += 1
         flight = _Flight(request.purpose, configurations, cost_kJ, planned_kJ)
         self._flying[request.probe_id] = flight
         self._notify(replace(self._event(), kind="started", message=why, request=request))
         self._executor.submit(request, self._next_settings)
+
+    def _wait_until_quiet(self) -> None:
+        # On this node, where one probe runs at a time, none does now.
+        wait = getattr(self._executor, "wait_until_quiet", None)
+        if not self._settings.wait_until_quiet or self._quiet_left_s <= 0 or wait is None:
+            return
+        self._quiet_left_s -= wait(self._quiet_left_s, self.note, self._is_stopped)
+
+    def _is_stopped(self) -> bool:
+        run_dir = self._spec.run_dir
+        return run_dir is not None and RunFolder(run_dir).stop_file.exists()
 
     def _next_settings(
         self, request: ProbeRequest, measurements: Sequence[Measurement]

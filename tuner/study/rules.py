@@ -133,7 +133,7 @@ def not_repaid(state: StudyState, plan: ProbePlan, cost_kJ: float) -> StopReason
     if not state.spec.problem.repays or plan.regret is None or not state.front:
         return None
     best, _ = state.judge.choose()
-    whole_kJ = (best or state.front[-1]).energy_to_solution_kJ
+    whole_kJ = (best or state.front[-1]).estimated.energy_to_solution_kJ
     return energy_not_repaid(plan.regret.saving * whole_kJ, cost_kJ)
 
 
@@ -217,8 +217,8 @@ def front_to_beat(
     if constraints.price_per_gpu_hour or not all(row.of_training for row in limits):
         return ()
     reached = [
-        (point.time_interval_s.high / steps, 1000 * point.energy_interval_kJ.high / steps)
-        for point in front
+        (each.time_interval_s.high / steps, 1000 * each.energy_interval_kJ.high / steps)
+        for each in (point.estimated for point in front)
     ]
     return tuple(pair for pair in reached if all(map(math.isfinite, pair)))
 

@@ -6,6 +6,7 @@ nothing, needs privileges in one place and outlives a rank that dies.
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
@@ -21,6 +22,8 @@ from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.rules import why_it_cannot_run
 from tuner.search_spaces.safe_files import private_folder
 from tuner.workload.node.clocks.base import Governor, GovernorError
+from tuner.workload.node.host import CpuContention, family
+from tuner.workload.node.measure.stragglers import ForeignLoad
 from tuner.workload.node.meters import Meter, MeterError
 from tuner.workload.node.platforms import platform_of
 from tuner.workload.node.probe_run import Probe
@@ -131,6 +134,17 @@ class LocalRunner(Runner):
         main = ("torch", "deepspeed", "transformers", "accelerate", "lightning")
         names = [name for name in main if name in self.node.server.to_import]
         return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
+
+    def foreign_load(self, seconds: float) -> ForeignLoad:
+        """Watch this machine for a time, while no probe runs; return what others use of it."""
+        cores = CpuContention({os.getpid(), *family(os.getpid())}, os.sched_getaffinity(0))
+        if self.node.cancelled.wait(seconds):
+            return ForeignLoad()
+        try:
+            device = "; ".join(self._platform.busy())
+        except (InputError, MeterError):  # the probe reports it
+            device = ""
+        return ForeignLoad(cores.share(), device)
 
     def turn_to(self, job: TrainingJob) -> None:
         """Probe another job from here on, with ranks of the same server."""

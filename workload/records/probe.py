@@ -406,6 +406,8 @@ class Measurement:
     #: Mean power of a superchip's parts ("gpu"), and in each phase ("forward: gpu"), which lies
     #: within `power_W` (`tuner.workload.node.measure.measurement`); empty if the meter tells none.
     parts_W: Mapping[str, float] = field(default_factory=dict)
+    foreign_share: float = 0.0  # of the cores' time that other processes used meanwhile
+    foreign_device: bool = False  # another process used a device meanwhile
 
     def __eq__(self, other: object) -> bool:
         # By tuples, in which an unknown figure equals itself, as generated methods compared up to

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tuner.answer.choice import carbon_g, cost_of
+from tuner.answer.choice import as_shown, carbon_g, cost_of, ratios_to
 from tuner.answer.choice_grid import choice_grid
 from tuner.answer.parts import Point
 from tuner.display.advice import details, evidence_sentence, headline
@@ -117,12 +117,13 @@ def _changes(view: View, point: Point) -> dict[str, Line]:
     if (found := judge.differences(point)) is None:
         return {}
     (energy, time), today = found, judge.today
+    ratios = ratios_to(as_shown(today), as_shown(point))
     mine, theirs = point.power_interval_W, today.power_interval_W
     overlap = mine and theirs and mine[0] <= theirs[1] and theirs[0] <= mine[1]
     return {
-        "energy": _change(1 + energy.relative, clear=energy.shown),
-        "time": _change(1 + time.relative, clear=time.shown),
-        "power": _change((1 + energy.relative) / (1 + time.relative), clear=not overlap),
+        "energy": _change(ratios[0], clear=energy.shown),
+        "time": _change(ratios[1], clear=time.shown),
+        "power": _change(point.power_W / today.power_W, clear=not overlap),
     }
 
 
@@ -157,11 +158,11 @@ def _price_tiles(view: View, best: Point) -> list[Tile]:
         tiles.append(Tile(name, text(now), today, best.meter.mark))
 
     if any(constraints.prices):
-        before = cost_of(base, constraints) if base is not None else None
-        add("Cost at your prices", cost_of(best, constraints), before, number)
+        before = cost_of(as_shown(base), constraints) if base is not None else None
+        add("Cost at your prices", cost_of(as_shown(best), constraints), before, number)
     if constraints.grid_gCO2_per_kWh is not None:
-        before = carbon_g(base, constraints) if base is not None else None
-        add("Emissions of its energy", carbon_g(best, constraints), before, _mass_text)
+        before = carbon_g(as_shown(base), constraints) if base is not None else None
+        add("Emissions of its energy", carbon_g(as_shown(best), constraints), before, _mass_text)
     return tiles
 
 

@@ -397,7 +397,8 @@ class ForeignLoad:
         return math.hypot(cores, DEVICE_ERROR if self.device else 0.0)
 
     def widened(self, measured: Measurement) -> Measurement:
-        """Return the measurement with the errors that the load adds."""
+        """Return the measurement with the load, and with the errors that it adds."""
+        measured = replace(measured, foreign_share=self.share, foreign_device=bool(self.device))
         if not (error := self.error):
             return measured
 
