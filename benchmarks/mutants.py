@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import random
 import subprocess
 import sys
@@ -27,7 +28,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -299,9 +300,18 @@ class Suite:
         chosen = set(first)
         return first, [test for test in ordered if test not in chosen]
 
-    def notice(self, rows: Iterable[int]) -> bool:
-        """Return whether a test fails, or the tests take much longer than without a change."""
-        return any(map(self._fail, self.in_order(rows)))
+    def notice(self, rows: Iterable[int], most_s: float = math.inf) -> bool:
+        """Return whether a test fails, or the tests take much longer than without a change.
+
+        Args:
+            rows: lines that are changed.
+            most_s: run tests of so many seconds, of those that run the lines.
+        """
+        first, others = self.in_order(rows)
+        if most_s < math.inf:
+            until = accumulate(self.seconds[test] for test in first)
+            first, others = [t for t, s in zip(first, until, strict=True) if s <= most_s], []
+        return self._fail(first) or self._fail(others)
 
     def close(self) -> None:
         """End the process that runs the tests."""
@@ -351,6 +361,14 @@ def main() -> None:
         "--skip", type=int, default=0, help="changes of each file that are not made"
     )
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument(
+        "--most",
+        type=float,
+        default=math.inf,
+        metavar="S",
+        help="only tests that run the changed line, the quickest first, of S seconds in all: what "
+        "survives them may be noticed by others",
+    )
     options = parser.parse_args()
     subjects = [options.only] if options.only else list(SUBJECTS)
     known, made, survived = reasons(), 0, []
@@ -367,7 +385,7 @@ def main() -> None:
             for change in islice(drawn(subject, text, options.seed), options.skip, share):
                 file.write_text(change.code, encoding="utf-8")
                 made += 1
-                if not tests.notice(statement(text, change.row)):
+                if not tests.notice(statement(text, change.row), options.most):
                     survived.append(change)
                     reason = known.get(change.key, "")
                     print(f"survived: {change}  {f'({reason})' if reason else ''}", flush=True)
