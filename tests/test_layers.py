@@ -3,7 +3,7 @@
 import ast
 from pathlib import Path
 
-from benchmarks.size import LAYERS, import_violations
+from benchmarks.size import LAYERS, import_violations, workload_violations
 from benchmarks.source import Module
 
 
@@ -35,3 +35,12 @@ def test_an_answer_does_not_import_what_shows_it_not_even_in_a_method(tmp_path: 
         "tuner.answer.answer imports tuner.display.text"
     ]
     assert import_violations([Module("tuner.result", path)]) == []
+
+
+def test_an_import_against_the_order_inside_workload_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "probe.py"
+    path.write_text("from tuner.workload.node import agent\nimport tuner.workload.hook.link\n")
+    assert workload_violations([Module("tuner.workload.records.probe", path)]) == [
+        "tuner.workload.records.probe imports tuner.workload.node",
+        "tuner.workload.records.probe imports tuner.workload.hook.link",
+    ]

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import sys
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -18,7 +16,6 @@ from benchmarks.walk import (
     Recorder,
     Walk,
     figures_of_walk,
-    forwards,
     walk_of_a_request,
 )
 
@@ -92,18 +89,6 @@ def test_functions_and_bodies_of_classes_count_once_in_their_order(
     assert [each.name for each in walk.forwarding()] == ["Job.name"]
 
 
-def test_what_another_thread_enters_counts(file: Path, tmp_path: Path) -> None:
-    module = loaded(file)
-
-    def act() -> None:
-        thread = threading.Thread(target=module.begin)
-        thread.start()
-        thread.join()
-
-    walk = recorded(tmp_path, act)
-    assert [each.name for each in walk.functions] == ["begin", "Job.name", "Job.sizes"]
-
-
 def test_a_walk_ends_before_a_function_and_says_if_it_never_came() -> None:
     entered = [
         Entered("a.py", "A", 1, False, 1),
@@ -114,40 +99,6 @@ def test_a_walk_ends_before_a_function_and_says_if_it_never_came() -> None:
     assert (len(before.functions), before.files) == (1, ["a.py", "b.py"])
     with pytest.raises(ValueError, match=r"the request never entered A\.h of a\.py"):
         Walk(entered).before("a.py", "A.h")
-
-
-@pytest.mark.parametrize(
-    ("source", "forward"),
-    [
-        ("def f(self): return self._x", True),
-        ("def f(self):\n    '''Docstring.'''\n    return self._x", True),
-        ("def f(self): return True", True),
-        ("def f(x, *more): return g(x, *more, key=x.y)", True),
-        ("def f(x): g(x)", True),
-        ("async def f(x): return g(h(x))", True),
-        ("def f(x):\n    return g(x + 1)", False),
-        ("def f(x): return x[0]", False),
-        ("def f(x): return f'{x}'", False),
-        ("def f(x): return [x]", False),
-        ("def f(x): return not x", False),
-        ("def f(x):\n    x = g(x)\n    return x", False),
-        ("def f(x):\n    if x:\n        return g(x)", False),
-        ("def f(x): raise ValueError(x)", False),
-        ("def f(x): return", False),
-        ("def f(x): pass", False),
-        ("def f(x):\n    '''Docstring alone.'''", False),
-        ("async def f(x): return await g(x)", False),
-    ],
-)
-def test_a_function_forwards(source: str, forward: bool) -> None:
-    (node,) = ast.parse(source).body
-    assert isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    assert forwards(node) is forward
-
-
-def test_a_function_whose_source_is_gone_does_not_forward(file: Path, tmp_path: Path) -> None:
-    entered = [Entered("code/job.py", "gone", 99, True, 1)]
-    assert Walk(entered, tmp_path).forwarding() == []
 
 
 @pytest.mark.long
