@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.support.results import ESTIMATED, NVML, TWIN, point
 from tuner.formatting import (
@@ -29,6 +31,7 @@ from tuner.formatting import (
     varying_knobs,
 )
 from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.options import parse_quantity
 
 TODAY = Configuration.of(micro_batch=4, zero_stage=0)
 CHOICE = Configuration.of(micro_batch=16, zero_stage=0, clock_MHz=1050)
@@ -70,6 +73,15 @@ def test_units_follow_the_size(kJ: float, s: float, energy: str, time: str) -> N
     units = Units.for_values([kJ, kJ / 7, math.nan], [s])
     assert units.energy_text(kJ) == energy
     assert units.time_text(s) == time
+
+
+@settings(derandomize=True, deadline=None)
+@given(st.floats(1e-6, 1e15))
+def test_an_energy_reads_back_as_itself_and_has_one_to_four_figures(kJ: float) -> None:
+    """Joules in, joules out."""
+    text = energy_text(kJ)
+    assert parse_quantity(text.replace(",", ""), "kJ") == pytest.approx(kJ, rel=0.0051)
+    assert kJ >= 3.6e12 or len(text.split()[0].replace(",", "").partition(".")[0]) <= 4
 
 
 @pytest.mark.parametrize(

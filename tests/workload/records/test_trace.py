@@ -10,10 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.support.studies import METER, measured, record, request
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.typed_json import strict_json
 from tuner.workload.records import trace
 from tuner.workload.records.probe import (
     SCHEMA_VERSION,
@@ -65,6 +68,32 @@ def test_what_is_written_is_read_back(tmp_path):
     assert second.failure == full.failure
     assert second.environment["nested"] == {"ranks": [1, 2]}
     assert math.isnan(second.measurements[0].power_se_W)
+
+
+FIGURES = st.floats(1e-9, 1e15)
+
+
+@settings(derandomize=True, deadline=None)
+@given(
+    st.lists(st.tuples(FIGURES, FIGURES, FIGURES | st.just(math.nan)), min_size=1, max_size=4),
+    st.dictionaries(st.text(max_size=9), st.floats() | st.text(max_size=9), max_size=3),
+)
+def test_every_figure_is_kept_to_the_last_digit(
+    windows: list[tuple[float, float, float]], environment: dict[str, object]
+) -> None:
+    """Joules in, joules out; what is not finite is unknown."""
+    made = [
+        replace(measured(), energy_J=energy_J, step_time_s=time_s, sampled_energy_J=sampled_J)
+        for energy_J, time_s, sampled_J in windows
+    ]
+    whole = record(measurements=tuple(made), energy_J=windows[0][0], environment=environment)
+    line = json.dumps(strict_json(whole.to_json()), allow_nan=False)
+    back = ProbeRecord.from_json(json.loads(line))
+    assert back.measurements == whole.measurements
+    assert back.energy_J == whole.energy_J
+    assert {n: v for n, v in back.environment.items() if v is not None} == {
+        n: v for n, v in environment.items() if not isinstance(v, float) or math.isfinite(v)
+    }
 
 
 def test_fields_of_an_earlier_release_are_ignored(tmp_path):
