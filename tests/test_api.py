@@ -10,7 +10,7 @@ import pytest
 import tuner
 from tests.support.commands import finished
 from tests.support.studies import write_table
-from tuner.planner.request import PlanRequest
+from tuner.planner.plan import PlanRequest
 from tuner.problem.constraints import Limits
 from tuner.problem.run_folder import RunFolder
 from tuner.study.request import StudyOptions, StudyRequest

@@ -57,7 +57,7 @@ _NAMES = {
 _OF_EXTRAS = {
     "tuner.callbacks": ("EnergyLog", "log_energy"),
     "tuner.online.agent": ("tuning",),
-    "tuner.planner.api": ("plan",),
+    "tuner.planner.plan": ("plan",),
     "tuner.planner.fit": ("fit",),
     "tuner.recordings.api": ("replay",),
 }

@@ -8,8 +8,8 @@ from tuner.callbacks import EnergyLog as EnergyLog
 from tuner.callbacks import log_energy as log_energy
 from tuner.display.progress import track as track
 from tuner.online.agent import tuning as tuning
-from tuner.planner.api import plan as plan
 from tuner.planner.fit import fit as fit
+from tuner.planner.plan import plan as plan
 from tuner.problem.constraints import Constraints as Constraints
 from tuner.problem.settings import SearchSettings as SearchSettings
 from tuner.recordings.api import replay as replay

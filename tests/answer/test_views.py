@@ -13,7 +13,7 @@ from tuner.answer.views import SOCKET, View, views
 from tuner.api import load_result
 from tuner.cli.main import main
 from tuner.display.text import answer_lines
-from tuner.planner.api import plan
+from tuner.planner.plan import plan
 from tuner.search_spaces.errors import InputError
 
 PLUGIN = """
@@ -56,7 +56,7 @@ def test_a_plan_without_the_planner_is_one_sentence(
 ) -> None:
     options = {"cluster": "a100-8", "runs_dir": tmp_path, "name": "p"}
     plan("opt-350m", report=False, progress=False, **options)
-    monkeypatch.setitem(sys.modules, "tuner.planner.view", None)
+    monkeypatch.setitem(sys.modules, "tuner.planner.text", None)
     with pytest.raises(InputError, match="a plan needs a part of joulefront that is not installed"):
         load_result("p", runs_dir=tmp_path)
     capsys.readouterr()

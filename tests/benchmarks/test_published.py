@@ -16,7 +16,7 @@ from tuner.models.analytic.model_error import (
     known_error_lines,
     known_errors,
 )
-from tuner.planner.predict import forecast
+from tuner.planner.evaluate import forecast
 from tuner.planner.text import breakdown_lines, cost_lines
 from tuner.search_spaces.cluster import load_device
 from tuner.search_spaces.job import load_job

@@ -72,7 +72,7 @@ def test_an_extra_that_is_left_out_takes_only_its_commands_with_it(
 def test_a_part_that_a_command_misses_as_it_runs_is_one_sentence(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "tuner.planner.api", None)
+    monkeypatch.setitem(sys.modules, "tuner.planner.plan", None)
     assert main(["plan", "opt-350m", "--cluster", "a100-8"]) == 2
     assert "tuner plan needs a part of joulefront" in capsys.readouterr().err
 

@@ -33,7 +33,7 @@ from tuner.models.scale_out import (
     ScaleOut,
     predictor,
 )
-from tuner.planner.predict import forecast
+from tuner.planner.evaluate import forecast
 from tuner.search_spaces.cluster import Cluster, enlarged, load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InvalidValue

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from tuner.models.analytic.constants import constants_of
 from tuner.models.scale_out import predictor
-from tuner.planner.correction import correction
+from tuner.planner.evaluate import correction
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import load_job

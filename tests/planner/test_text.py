@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import tuner
-from tuner.models.analytic.failures import interruptions
+from tuner.planner.evaluate import interruptions
 from tuner.planner.text import large_lines, plan_lines
 from tuner.result import Result
 from tuner.search_spaces.cluster import Cluster

@@ -48,7 +48,7 @@ SOCKET = Socket(
     1,
     ("opening_lines", "answer_lines", "summary_lines", "write"),
     {
-        "plan": "tuner.planner.view:VIEW",
+        "plan": "tuner.planner.text:VIEW",
         "micro-batch": "tuner.comparison.micro_batch:VIEW",
         "files": "tuner.deploy.answer_files:VIEW",
     },

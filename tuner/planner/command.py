@@ -18,7 +18,6 @@ from tuner.cli.options import (
     progress,
 )
 from tuner.cli.parser import Commands
-from tuner.planner.request import PlanRequest
 from tuner.problem.constraints import Constraints
 from tuner.problem.job_request import JobRequest
 from tuner.search_spaces.errors import InputError
@@ -33,7 +32,7 @@ def _plan(args: argparse.Namespace) -> int:
     if args.run is not None and (given or given_options(args, JobRequest)):
         raise InputError("--run says what is trained, where and in which space; give --gpus")
     from tuner.display.text import answer_lines
-    from tuner.planner.api import plan_for
+    from tuner.planner.plan import PlanRequest, plan_for
 
     job, lines = args.job, list[str]()
     if named := _framework_named(args.job, args):
@@ -105,8 +104,8 @@ def _framework_named(job: str | None, args: argparse.Namespace) -> str | list[st
 
 
 def _fit(args: argparse.Namespace) -> int:
+    from tuner.planner.evaluate import forecast
     from tuner.planner.fit import fit
-    from tuner.planner.predict import forecast
     from tuner.planner.text import fit_lines
     from tuner.search_spaces.configuration import Configuration
     from tuner.search_spaces.knobs import split_words, values_of

@@ -19,7 +19,6 @@ from tuner.models.analytic.model import AnalyticModel
 from tuner.models.analytic.model_error import known_errors
 from tuner.models.memory_margin import MemoryMargin
 from tuner.models.prior import Prediction
-from tuner.planner.saving import saving_bytes
 from tuner.problem.from_job import cluster_to_predict
 from tuner.search_spaces.cluster import Cluster, enlarged
 from tuner.search_spaces.configuration import Configuration, Settings
@@ -450,3 +449,16 @@ def _changes(request: _Request) -> tuple[Change, ...]:
         if number and worth:
             found.append(best[number])
     return tuple(found[:MOST_CHANGES])
+
+
+def saving_bytes(job: TrainingJob, cluster: Cluster, configuration: Configuration) -> float:
+    """Return the bytes that a whole model takes on the first rank's host while it is saved.
+
+    Sharded parameters are gathered there: in 16 bits under ZeRO-3 (DeepSpeed 0.19.8, engine.py,
+    _zero3_consolidated_16bit_state_dict), in fp32 under FSDP (torch's FULL_STATE_DICT). 0 where
+    each rank holds them, with adapters, and where device and host are one memory.
+    """
+    by_torch = configuration.get("sharding") != "deepspeed"
+    if job.lora or not cluster.device.is_gpu or not (by_torch or configuration.zero_stage == 3):
+        return 0.0
+    return facts_of(job).parameters * (4.0 if by_torch or job.precision == "fp32" else 2.0)

@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 
@@ -29,8 +30,8 @@ from tuner.answer.parts import (
     SearchCost,
     SizeOfPlan,
 )
-from tuner.models.analytic.constants import Constants
-from tuner.models.analytic.failures import require_end
+from tuner.api import receiver, request_of, result_of_answer, shown_in
+from tuner.models.analytic.constants import UNMODELLED, Constants
 from tuner.models.analytic.model import AnalyticModel
 from tuner.models.analytic.model_error import (
     ModelError,
@@ -40,23 +41,54 @@ from tuner.models.analytic.model_error import (
     most_informative,
 )
 from tuner.pareto import knee, probability_nondominated
-from tuner.planner.correction import Correction
-from tuner.planner.evaluate import Evaluation, evaluate
-from tuner.planner.failures import with_failures
-from tuner.problem.constraints import Constraints
-from tuner.problem.from_job import does_not_fit
-from tuner.problem.problem import versions
-from tuner.problem.study_spec import StudySpec
+from tuner.planner.evaluate import (
+    Correction,
+    Evaluation,
+    charged,
+    correction,
+    evaluate,
+    measured_windows,
+    require_end,
+    with_failures,
+)
+from tuner.problem.constraints import Constraints, LimitOptions
+from tuner.problem.from_job import (
+    CHANGES,
+    Question,
+    cluster_to_predict,
+    does_not_fit,
+    not_predicted,
+    not_searched,
+    question_of,
+)
+from tuner.problem.job_request import JobRequest
+from tuner.problem.problem import Problem, in_job_steps, versions
+from tuner.problem.run_folder import RunFolder, find_run, new_name
+from tuner.problem.settings import NoVerdict, StopReason
+from tuner.problem.study_spec import SessionEnd, StudySpec, parse_space
 from tuner.search_spaces.cluster import Cluster, enlarged
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, reason
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.model_facts import facts_of
 from tuner.search_spaces.safe_files import read_bytes, write_text
-from tuner.search_spaces.space import SearchSpace
+from tuner.search_spaces.space import Candidates, SearchSpace
 from tuner.search_spaces.typed_json import read_fields, strict_json
 from tuner.simulated.runner import simulated_meter
+from tuner.study.callbacks import Notify, Progress, Show
+from tuner.study.load import load_spec
 from tuner.workload.records.probe import Basis
+
+
+@dataclass(frozen=True)
+class PlanRequest(JobRequest):
+    """Arguments of `tuner.plan`, which documents them."""
+
+    gpus: Sequence[int] = ()
+    run: str | Path | None = None
+    name: str | None = None
+    runs_dir: str | Path = "runs"
+
 
 #: Joint draws: the standard error of a probability is at most 0.022.
 DRAWS = 500
@@ -398,3 +430,165 @@ def _about(spec: StudySpec, table: PlanTable, cluster: Cluster) -> dict[str, Any
         "versions": versions(),
         "notes": notes,
     }
+
+
+def run_plan(
+    request: PlanRequest, show: Callable[[RunFolder], Show | None], notify: Notify
+) -> Answer:
+    """Make a plan, keep it in a run folder and return its result."""
+    corrects, gpus = None, request.gpus
+    if request.run is not None:
+        request, corrects = _of_run(request, request.run)
+    job, cluster = request.named_job, cluster_to_predict(request.cluster)
+    question = question_of(replace(request, job=job, cluster=cluster), plan=True)
+    job, cluster = question.job, question.cluster
+    if most := [number for number in gpus if number > cluster.devices]:
+        raise InputError(
+            f"--gpus {most[0]} is more than the {cluster.devices} GPUs of cluster {cluster.name!r};"
+            " name a cluster of that size, such as a copy of its file with more nodes"
+        )
+    run = RunFolder.named(
+        request.runs_dir, request.name or new_name(f"plan-{job.name}", request.runs_dir)
+    )
+    if run.read_study() is not None:
+        raise InputError(f"there is a run {run.name!r} already; give the plan another name")
+    for sentence in _notes(question, corrects):
+        notify(Progress("note", None, sentence))
+    if left_out := not_searched(question.whole):
+        notify(Progress("note", None, left_out, detail=True))
+    table = plan_table(
+        job,
+        cluster,
+        question.space,
+        question.today.configuration,
+        gpus=gpus,
+        correction=corrects,
+    )
+    spec = StudySpec(
+        name=run.name,
+        run_dir=run.path,
+        problem=question.problem(
+            Candidates((), ()),
+            {"name": question.space_name, "configurations": table.configurations},
+            identity={"plan": {"gpus": list(table.gpus), "seconds": table.seconds}},
+        ),
+        constraints=request.constraints,
+        unverified=NoVerdict("prediction"),
+        created=datetime.now().isoformat(timespec="seconds"),
+        ended=SessionEnd(StopReason("plan"), time_s=table.seconds),
+    )
+    with run.locked():
+        run.write_study(spec.to_toml())
+        write_plan(table, run.path)
+        result = plan_result(spec, table)
+        shown = show(run)
+        return result if shown is None else shown(result, ())
+
+
+def _notes(question: Question, corrects: Correction | None) -> list[str]:
+    """Return notes on the searched and predicted knobs, and on the correction of the models."""
+    every = question.whole.choices
+    kept = (name for name in every if name not in question.space.choices)
+    sentences = [
+        *question.notes,
+        *not_predicted(every, UNMODELLED),
+        *(f"not in play: {name}: {CHANGES}" for name in kept),
+        corrects.sentence if corrects else "",
+    ]
+    return [sentence for sentence in sentences if sentence]
+
+
+def _of_run(request: PlanRequest, probed: str | Path) -> tuple[PlanRequest, Correction]:
+    if not request.gpus:
+        raise InputError("--run needs --gpus, the numbers of GPUs to predict")
+    folder = find_run(probed, request.runs_dir)
+    records = folder.records()
+    spec = load_spec(folder, records)
+    problem = spec.problem
+    if problem.job is None or problem.cluster is None:
+        raise InputError("a recording names no job and cluster, which the models need")
+    windows = measured_windows([in_job_steps(record, problem.job) for record in records])
+    cluster = charged(problem.cluster, windows.records[0].meter)
+    launches = [record.request.launch.key for record in windows.records]
+    question = replace(
+        request,
+        job=problem.job,
+        cluster=enlarged(cluster, max(request.gpus)),
+        space=parse_space(problem.identity),
+        allow_changed_training=problem.identity["request"]["allow_changed_training"],
+        constraints=request.constraints if request.constraints.given else spec.constraints,
+    )
+    return question, correction(problem.job, cluster, windows.as_delivered, windows.logs, launches)
+
+
+def probes_of_plan(plan: Answer, problem: Problem) -> tuple[tuple[Configuration, ...], Problem]:
+    """Return the probes of a plan that a problem has, without its baseline, which comes first."""
+    if plan.plan is None:
+        raise InputError(f"the run {plan.name!r} is a study, not a plan; tuner plan makes one")
+    wanted = [each for each in plan.plan.probes if each != problem.baseline]
+    found = tuple(each for each in wanted if each in problem.candidates)
+    if wanted and not found:
+        raise InputError(
+            f"none of the {len(wanted)} probes of plan {plan.name!r} is a candidate here; plan for "
+            "this job, space and cluster"
+        )
+    if len(found) < len(wanted):
+        note = (
+            f"{len(wanted) - len(found)} of the {len(wanted)} probes of plan {plan.name!r} are "
+            "left out: they are not candidates here"
+        )
+        problem = replace(problem, notes=(*problem.notes, note))
+    return found, problem
+
+
+if TYPE_CHECKING:
+    from tuner.result import Result
+
+
+def plan(
+    job: TrainingJob | str | Path | None = None,
+    *,
+    cluster: Cluster | str = "auto",
+    space: str | None = None,
+    gpus: Sequence[int] = (),
+    constraints: Constraints | None = None,
+    baseline: Configuration | str | Path | Sequence[str | Path] | None = None,
+    allow_changed_training: bool = False,
+    run: str | Path | None = None,
+    name: str | None = None,
+    runs_dir: str | Path = "runs",
+    report: bool = True,
+    progress: bool = True,
+    on_progress: Notify | None = None,
+    **limits: Unpack[LimitOptions],
+) -> Result:
+    """Predict every configuration of a space, and choose on the exact front of the models.
+
+    Nothing is measured, and every point has the source "predicted". Its intervals hold the known
+    error of the models.
+
+    Args:
+        gpus: numbers of GPUs to compare (`Result.plan.sizes`), up to the cluster's, with whole
+            nodes; if none is given, every number up to the cluster's may be used.
+        run: plan for `gpus` what this run tuned, up to more GPUs than it probed, with the models
+            corrected by its probes; it says job, cluster and space.
+
+    The other arguments are those of `optimize`.
+
+    Raises:
+        InputError: the input is wrong, or nothing fits; one sentence.
+    """
+    request = request_of(locals(), PlanRequest)
+    return plan_for(request, report=report, progress=progress, on_progress=on_progress)
+
+
+def plan_for(
+    request: PlanRequest,
+    *,
+    report: bool = True,
+    progress: bool = True,
+    on_progress: Notify | None = None,
+) -> Result:
+    """Return the plan of a request, as `plan` does of its arguments."""
+    with receiver(progress, on_progress) as notify:
+        return result_of_answer(run_plan(request, lambda run: shown_in(run, report), notify))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from tuner.answer.answer import Answer
 from tuner.answer.parts import PlanFacts
+from tuner.answer.views import View
 from tuner.display.text import share_lines
 from tuner.display.view import figure_texts
 from tuner.formatting import (
@@ -19,13 +20,15 @@ from tuner.formatting import (
     settings_text,
     signed_percent,
 )
-from tuner.models.analytic.failures import interruptions
+from tuner.planner.evaluate import Forecast, interruptions
 from tuner.planner.fit import SURE, Change, Fit, Headroom
-from tuner.planner.predict import Forecast
+from tuner.planner.plan import plan_result, probes_of_plan, read_plan
+from tuner.problem.run_folder import RunFolder
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.job import TrainingJob, job_names
 from tuner.search_spaces.knobs import short_word
 from tuner.search_spaces.model_facts import other_states
+from tuner.study.load import load_spec
 
 #: Nodes from which a plan says what it does not model.
 MANY_NODES = 1000
@@ -327,3 +330,29 @@ def breakdown_lines(forecast: Forecast) -> list[str]:
             "Where the energy of a step goes (the whole job)", forecast.breakdown.joules, "J"
         ),
     ]
+
+
+class PlanView(View):
+    """View of plans, which also reads their runs."""
+
+    PROTOCOL = 1
+    first_probes = staticmethod(probes_of_plan)
+
+    def answer_of(self, run: RunFolder) -> Answer:
+        """Return the answer of a plan's run."""
+        return plan_result(load_spec(run, ()), read_plan(run.path))
+
+    def opening_lines(self, answer: Answer) -> list[str]:
+        """Return the doubts of a plan."""
+        return doubt_lines(answer.plan.doubts if answer.plan else ())
+
+    def answer_lines(self, answer: Answer) -> list[str]:
+        """Return the sizes and the assumptions of a plan."""
+        return plan_lines(answer)
+
+    def summary_lines(self, answer: Answer) -> list[str]:
+        """Return the lines of the answer, and the probes that would test the plan."""
+        return [*plan_lines(answer), *probe_lines(answer)]
+
+
+VIEW = PlanView()

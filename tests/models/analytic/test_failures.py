@@ -8,9 +8,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tuner.models.analytic.failures import DAY_S, best_interval_s, interruptions, require_end
 from tuner.models.prior import Prediction
-from tuner.planner.failures import with_failures
+from tuner.planner.evaluate import DAY_S, best_interval_s, interruptions, require_end, with_failures
 from tuner.search_spaces.cluster import Cluster, load_cluster
 from tuner.search_spaces.errors import InputError
 

@@ -10,7 +10,7 @@ import pytest
 
 from tuner.models.analytic.constants import constants_of
 from tuner.models.analytic.model import AnalyticModel
-from tuner.planner.predict import forecast
+from tuner.planner.evaluate import forecast
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import load_job
