@@ -35,7 +35,7 @@ from tuner.answer.posterior import Posterior
 from tuner.answer.recommendation import advise
 from tuner.answer.state import points_of
 from tuner.answer.windows import Windows
-from tuner.deploy.drift import DriftMonitor, Expectation
+from tuner.deploy.train import DriftMonitor, Expectation
 from tuner.problem.constraints import Constraints
 from tuner.problem.settings import SearchSettings
 from tuner.study.rules import REPEAT_AFTER

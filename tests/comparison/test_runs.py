@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support.results import large_result
-from tuner.comparison.command import compare_runs
+from tuner.comparison import compare_runs
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import load_job
 

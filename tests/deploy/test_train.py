@@ -16,7 +16,7 @@ import pytest
 import tuner
 from tests.support.studies import METER, FormulaRunner, run_optimize
 from tests.waiting import wait_until
-from tuner.deploy.drift import LEAST_BLOCKS, ConfidenceSequence, DriftMonitor, Expectation
+from tuner.deploy.train import LEAST_BLOCKS, ConfidenceSequence, DriftMonitor, Expectation
 from tuner.executors.local import SimulatedExecutor
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError

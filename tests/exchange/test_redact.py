@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tuner.exchange.redact import Redactor
+from tuner.exchange.archive import Redactor
 from tuner.workload.scripts.script_job import ScriptJob
 
 

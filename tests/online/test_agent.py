@@ -21,12 +21,12 @@ from tests.twin.specimens import CORE_GPU
 from tests.waiting import wait_until
 from tuner.cli.main import main
 from tuner.online.agent import watched
+from tuner.online.command import tuning_lines
 from tuner.online.live import REFUSALS, LiveTuning, Training
-from tuner.online.marks import Mark, Marks
 from tuner.online.request import TuningOutcome, TuningRequest
 from tuner.online.response import Balance
 from tuner.online.settings import clock_settings
-from tuner.online.text import tuning_lines
+from tuner.online.windows import Mark, Marks
 from tuner.problem.constraints import Constraints
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError

@@ -18,13 +18,12 @@ from tests.online.test_agent import TORCHRUN, Devices, NoMarks, gpus, live_tunin
 from tests.online.test_bandit import X, gpu, train
 from tests.waiting import wait_until
 from tuner.cli.main import main
-from tuner.online import marks as marks_module
+from tuner.online import windows as marks_module
 from tuner.online.bandit import OnlineTuner
 from tuner.online.live import CHUNK_S
-from tuner.online.marks import Mark, Marks
 from tuner.online.request import TuningRequest
 from tuner.online.settings import with_declared
-from tuner.online.windows import Chunk
+from tuner.online.windows import Chunk, Mark, Marks
 from tuner.problem.constraints import Constraints
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError

@@ -13,18 +13,18 @@ import pytest
 from tests.golden import prepared
 from tests.online.test_agent import Devices, live_tuning, train
 from tuner.answer.parts import Interval
-from tuner.online.earlier_measurements import (
+from tuner.online.live import LiveTuning
+from tuner.online.request import TuningRequest
+from tuner.online.response import StudiedSetting
+from tuner.online.settings import (
     FILE,
     EarlierMeasurements,
     Record,
     Setup,
+    clock_settings,
     of_study,
     read_earlier,
 )
-from tuner.online.live import LiveTuning
-from tuner.online.request import TuningRequest
-from tuner.online.response import StudiedSetting
-from tuner.online.settings import clock_settings
 from tuner.online.windows import Window
 from tuner.problem.run_folder import RunFolder
 from tuner.result import Result

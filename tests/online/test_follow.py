@@ -23,12 +23,11 @@ from benchmarks.online.events import event, fine
 from benchmarks.online.tables import Problem, problems
 from tests.online.test_agent import ROOT, TORCHRUN, TRAIN, Devices, gpus, live_tuning
 from tuner.cli.main import main
+from tuner.online.command import SHOWN, tuning_lines
 from tuner.online.follow import Period, PowerFollower, Signal, watts_of
-from tuner.online.marks import Mark
 from tuner.online.request import TuningOutcome, TuningRequest
 from tuner.online.settings import clock_settings
-from tuner.online.text import SHOWN, tuning_lines
-from tuner.online.windows import Chunk
+from tuner.online.windows import Chunk, Mark
 from tuner.problem.constraints import Constraints
 from tuner.search_spaces.errors import InputError
 

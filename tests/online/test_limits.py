@@ -10,11 +10,11 @@ import pytest
 from tests.online.test_agent import TRAIN, Devices, live_tuning
 from tests.online.test_bandit import CLOCKS, World, X, gpu, train
 from tuner.cli.main import main
+from tuner.online.command import tuning_lines
 from tuner.online.follow import LATE, LONG, POOR, LengthUnknown, LimitTuner, run_limits
 from tuner.online.live import WARM_STEPS, LiveTuning
-from tuner.online.marks import Mark
 from tuner.online.request import TuningOutcome, TuningRequest
-from tuner.online.text import tuning_lines
+from tuner.online.windows import Mark
 from tuner.problem.constraints import Constraints
 from tuner.workload.node.meters import Reading
 

@@ -24,8 +24,8 @@ from prometheus_client.parser import text_string_to_metric_families as textfile_
 from tests.online.test_agent import TRAIN, Devices, live_tuning
 from tuner.cli.main import main
 from tuner.online.follow import PowerFollower
-from tuner.online.marks import Mark
 from tuner.online.metrics import Metrics, families
+from tuner.online.windows import Mark
 from tuner.search_spaces.errors import InputError
 from tuner.workload.node.platforms.base import GpuFacts
 from tuner.workload.records.probe import MeterInfo, PowerSample

@@ -16,9 +16,9 @@ from tests.twin.specimens import CORE_GPU
 from tuner.online.agent import tune
 from tuner.online.follow import PowerFollower
 from tuner.online.live import LiveTuning
-from tuner.online.marks import Mark
 from tuner.online.request import TuningRequest
 from tuner.online.settings import limit_settings, offers
+from tuner.online.windows import Mark
 from tuner.problem.constraints import Constraints
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Settings

@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 import tuner
-from tuner.online.text import tuning_json
+from tuner.online.command import tuning_json
 
 steps, nap_s = int(sys.argv[1]), float(sys.argv[2])
 options = json.loads(os.environ.get("OPTIONS", '{"max_slowdown": "8%"}'))

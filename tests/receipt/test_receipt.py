@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.receipt.conftest import UserFolder
+from tuner.receipt.command import joules, receipt_lines, seconds
 from tuner.receipt.measure import receipt_file
 from tuner.receipt.receipt import (
     DeviceShare,
@@ -26,7 +27,6 @@ from tuner.receipt.receipt import (
     trainings_of,
     write_comment,
 )
-from tuner.receipt.text import joules, receipt_lines, seconds
 from tuner.search_spaces.errors import InputError
 from tuner.workload.hook.tally import HEAD
 from tuner.workload.node.host import CommandCores

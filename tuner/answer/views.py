@@ -49,8 +49,8 @@ SOCKET = Socket(
     ("opening_lines", "answer_lines", "summary_lines", "write"),
     {
         "plan": "tuner.planner.text:VIEW",
-        "micro-batch": "tuner.comparison.micro_batch:VIEW",
-        "files": "tuner.deploy.answer_files:VIEW",
+        "micro-batch": "tuner.comparison.explain:VIEW",
+        "files": "tuner.deploy.launch_files:VIEW",
     },
 )
 

@@ -21,26 +21,91 @@ import sys
 import tempfile
 import textwrap
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
+from typing import Any
 
 from tuner.answer.answer import Answer
-from tuner.deploy.ray_train import FILE as RAY_TRAIN
-from tuner.deploy.ray_train import ray_train_json
+from tuner.answer.views import View
 from tuner.deploy.script_program import HOOK_FOLDER, Program, on_cores, program_of
+from tuner.problem.run_folder import RunFolder
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.knobs import KNOBS, Value, knob_named, stage_values
+from tuner.search_spaces.plugins import shipped_module
 from tuner.search_spaces.safe_files import SCRIPT_MODE, make_folder, write_text
 from tuner.search_spaces.typed_json import one_line
 from tuner.workload.hook import loopback
 from tuner.workload.program.built_in_job import OFFLOAD_RULE, OwnProgram
+from tuner.workload.records.probe import ProbeRecord
 from tuner.workload.scripts.installed import extensions_dir
 from tuner.workload.scripts.job import launchable
 from tuner.workload.scripts.launchers.slurm import ON_EACH_NODE
 from tuner.workload.scripts.secrets import hidden, shell_words
+
+# ray_train.json: the answer as Ray Train's TorchTrainer takes it.
+#
+# The fields of `scaling_config` and `run_config` are arguments of `ray.train.ScalingConfig` and
+# `ray.train.RunConfig`; `train_loop_config` holds the values that the user's training function
+# applies. Ray is not imported: the files may be written where it is not installed.
+
+
+#: Name of the file for Ray Train.
+RAY_TRAIN = "ray_train.json"
+
+
+def ray_train_json(
+    configuration: Configuration,
+    job: TrainingJob,
+    cluster: Cluster | None,
+    nodes: int,
+    environment: Mapping[str, str],
+    deepspeed: str,
+) -> str:
+    """Return the text of the file.
+
+    Args:
+        nodes: number of nodes that the ranks need, with the same number of ranks on each.
+        environment: variables of the workers.
+        deepspeed: DeepSpeed's settings as JSON; "" if it does not train the job.
+
+    Raises:
+        InputError: Ray cannot be told to place the workers as the ranks were measured.
+    """
+    workers, each = configuration.world_size, configuration.world_size // nodes
+    if nodes > 1 and cluster is not None and each < cluster.devices_per_node:
+        raise InputError(
+            f"Ray Train fills one node after the other, and {configuration.short!r} has {each} "
+            f"ranks on each of {nodes} nodes of {cluster.devices_per_node} devices; choose a "
+            "--point that needs one node, or every device of its nodes"
+        )
+    scaling: dict[str, Any] = {
+        "num_workers": workers,
+        "use_gpu": not on_cores(cluster),
+        "placement_strategy": "STRICT_PACK" if nodes == 1 else "PACK",
+    }
+    variables = dict(environment)
+    if on_cores(cluster):
+        # Ray gives a worker as many threads as CPUs, as the ranks of a probe have.
+        threads = min(launchable(job, cluster).threads_today, cluster.devices_per_node // each)
+        scaling["resources_per_worker"] = {"CPU": max(1, threads)}
+        variables["DS_ACCELERATOR"] = "cpu"
+    loop: dict[str, Any] = configuration.launch.to_json()
+    share = configuration.micro_batch * configuration.data_parallel
+    if "micro_batch" in loop and job.global_batch % share == 0:
+        loop["gradient_accumulation"] = job.global_batch // share
+    if deepspeed:
+        loop["deepspeed"] = json.loads(deepspeed)
+    answer = {
+        "scaling_config": scaling,
+        "run_config": {"worker_runtime_env": {"env_vars": variables}},
+        "train_loop_config": loop,
+    }
+    return json.dumps(answer, indent=2) + "\n"
+
 
 #: Configuration, job, and cluster to start it on (None: all ranks on this machine).
 Launch = tuple[Configuration, TrainingJob, Cluster | None]
@@ -125,7 +190,7 @@ def write_launch_files(
     Args:
         script: the user's own program and its arguments; the built-in one by default. It is given
             `--deepspeed_config ds_config.json` at the end.
-        ray_train: also write what Ray Train's TorchTrainer takes (`tuner.deploy.ray_train`).
+        ray_train: also write what Ray Train's TorchTrainer takes (`ray_train_json`).
         inside: the run's folder, below which no link is followed; None if the user names a place.
 
     Raises:
@@ -444,3 +509,23 @@ def _readme(launch: Launch, script: Sequence[str], program: Program, names: Sequ
         FILES=_listed(names, starter),
         **_named(launch),
     )
+
+
+class FilesView(View):
+    """View that writes the report and the launch files of the choice."""
+
+    PROTOCOL = 1
+
+    def write(self, run: RunFolder, answer: Answer, records: Sequence[ProbeRecord]) -> Answer:
+        """Write report.html and the launch files; return the answer that names the report."""
+
+        report: Any = shipped_module("tuner.display.report")
+        if report is not None:
+            answer = replace(answer, report_path=run.report)
+            report.write_report(answer, run.report, records=records)
+        if answer.best is not None and answer.about.get("job"):
+            write_launch_files(answer, run.path / "best", inside=run.path)
+        return answer
+
+
+VIEW = FilesView()

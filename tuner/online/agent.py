@@ -32,13 +32,12 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any, Unpack
 
-from tuner.online.earlier_measurements import Record, Setup
 from tuner.online.follow import LengthUnknown, kept_limits, reading
 from tuner.online.live import REFUSALS, LiveTuning, Training
-from tuner.online.marks import Mark, Marks
 from tuner.online.metrics import Metrics
 from tuner.online.request import Ended, TuningOptions, TuningOutcome, TuningRequest
-from tuner.online.settings import Offer, offers
+from tuner.online.settings import Offer, Record, Setup, offers
+from tuner.online.windows import Mark, Marks
 from tuner.receipt.measure import Command
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError

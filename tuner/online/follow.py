@@ -19,9 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from tuner.online.bandit import STEP, WORTH, Decision, OnlineTuner
-from tuner.online.marks import Mark
 from tuner.online.response import SURE, UNLIMITED, Views
-from tuner.online.windows import Chunk
+from tuner.online.windows import Chunk, Mark
 from tuner.problem.constraints import Constraints
 from tuner.search_spaces.errors import InputError
 from tuner.workload.node.meters import Meter, MeterError, Reading

@@ -8,18 +8,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tuner.online.bandit import OnlineTuner
-from tuner.online.earlier_measurements import EarlierMeasurements, Record
 from tuner.online.follow import LimitTuner, PowerFollower, Signal, run_limits
-from tuner.online.marks import Mark, Marks
 from tuner.online.request import TuningRequest
 from tuner.online.settings import (
+    EarlierMeasurements,
+    Record,
     log_slowest,
     mean_value,
     stage_settings,
     stage_shares,
     with_declared,
 )
-from tuner.online.windows import Chunk
+from tuner.online.windows import Chunk, Mark, Marks
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.knob_declarations import Knob

@@ -17,7 +17,7 @@ from typing import Any
 
 from tuner.online.bandit import OnlineTuner
 from tuner.online.follow import PowerFollower
-from tuner.online.marks import Mark
+from tuner.online.windows import Mark
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.extras import install_command
 from tuner.search_spaces.safe_files import write_text

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from tuner.online.earlier_measurements import EarlierMeasurements, earlier_of
 from tuner.online.follow import Period, Signal, run_limits
 from tuner.online.response import Balance
+from tuner.online.settings import EarlierMeasurements, earlier_of
 from tuner.online.windows import Change
 from tuner.problem.constraints import Constraints, LimitOptions
 from tuner.search_spaces.errors import InputError, InvalidValue, check_integer

@@ -203,10 +203,10 @@ def _fits(prediction: Prediction, cluster: Cluster) -> np.ndarray:
 
 # Failures of nodes during a long training: lost work, checkpoints and restarts.
 #
-# J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps", Future
-# Generation Computer Systems 22 (2006): failures come at random with a mean time M between them, the
-# state is saved every tau seconds of work, which takes delta, and a restart takes R. The expected
-# wall time of work that takes T is
+# J. T. Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps",
+# Future Generation Computer Systems 22 (2006): failures come at random with a mean time M between
+# them, the state is saved every tau seconds of work, which takes delta, and a restart takes R. The
+# expected wall time of work that takes T is
 #
 #     M exp(R / M) (exp((tau + delta) / M) - 1) T / tau
 #
