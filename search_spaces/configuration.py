@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tuner.search_spaces.errors import InputError, InvalidValue
+from tuner.search_spaces.fields import plain_setting
 from tuner.search_spaces.knobs import (
     KNOBS,
     Value,
@@ -23,7 +24,6 @@ from tuner.search_spaces.knobs import (
     value_text,
     values_of,
 )
-from tuner.search_spaces.typed_json import plain_setting
 
 
 class Settings(Mapping[str, Value]):

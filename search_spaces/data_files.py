@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName, reason
+from tuner.search_spaces.fields import names_a_file
 from tuner.search_spaces.safe_files import read_text
-from tuner.search_spaces.typed_json import names_a_file
 
 #: Beginning of a key of 65 names with dots: tomllib takes time that grows with their square.
 _DEEP_KEY = re.compile(r"""(?<![\w-])(?:(?>[\w-]+|"[^"\n]*"|'[^'\n]*')[ \t]*\.[ \t]*){64}""")

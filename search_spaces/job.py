@@ -26,11 +26,17 @@ from tuner.search_spaces.data_files import (
     read_json_object,
 )
 from tuner.search_spaces.errors import LARGEST, InputError, InvalidValue, check_integer, reason
+from tuner.search_spaces.fields import (
+    check_fields,
+    check_options,
+    limited,
+    names_a_file,
+    plain_text,
+    whole_number,
+)
 from tuner.search_spaces.knob_declarations import Knob, check_knobs, read_knobs
 from tuner.search_spaces.knobs import Value
-from tuner.search_spaces.options import check_options, limited
 from tuner.search_spaces.safe_files import read_text
-from tuner.search_spaces.typed_json import check_fields, names_a_file, plain_text, whole_number
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from typing import Any, Literal, Protocol
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.data_files import check_keys, find_file, included_names, read_toml
 from tuner.search_spaces.errors import InputError, UnknownName
+from tuner.search_spaces.fields import check_options, limited, plain_text
 from tuner.search_spaces.knobs import (
     KINDS,
     KNOBS,
@@ -38,8 +39,6 @@ from tuner.search_spaces.knobs import (
     kind_of,
     value_of,
 )
-from tuner.search_spaces.options import check_options, limited
-from tuner.search_spaces.typed_json import plain_text
 
 #: Longest condition, so that neither the parser nor the walk can be made to recurse without end.
 LONGEST = 500

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from tuner.search_spaces.data_files import catalogue
 from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName, check_integer
-from tuner.search_spaces.typed_json import plain_text
+from tuner.search_spaces.fields import plain_text
 
 #: Value of a knob. A tuple has one value per pipeline stage.
 Value = int | float | str | tuple[int, ...]

@@ -8,15 +8,35 @@ cannot be used is described in one sentence, and everything else works without i
 from __future__ import annotations
 
 import importlib
+import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, entry_points
 from types import ModuleType
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 from tuner.search_spaces.errors import InputError
-from tuner.search_spaces.extras import install_command
+
+
+def install_command(extra: str) -> str:
+    """Return "pip install 'joulefront[dashboard]'", or the folder it was installed from in place
+    of the name (PEP 610, direct_url.json)."""
+    return f"pip install '{_installed_from() or 'joulefront'}[{extra}]'"
+
+
+def _installed_from() -> str:
+    try:
+        text = distribution("joulefront").read_text("direct_url.json")
+    except PackageNotFoundError:  # a source tree on PYTHONPATH
+        return ""
+    if not text:
+        return ""
+    found = json.loads(text)
+    url = urlsplit(str(found.get("url", "")))
+    return unquote(url.path) if url.scheme == "file" and "dir_info" in found else ""
+
 
 #: Attribute of a plug-in that names the version of the socket's protocol that it follows.
 VERSION = "PROTOCOL"

@@ -13,9 +13,9 @@ from tuner.display import advice
 from tuner.display.text import answer_lines, choice_lines, explanation_lines
 from tuner.problem.constraints import Constraints, LimitOptions
 from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.fields import JSON_SCHEMA
 from tuner.search_spaces.plugins import extra_module
 from tuner.search_spaces.safe_files import archive_of
-from tuner.search_spaces.typed_json import JSON_SCHEMA
 from tuner.workload.records.probe import known_figures
 
 if TYPE_CHECKING:

@@ -19,9 +19,9 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileSymlinkLock
 
 from tuner.search_spaces.errors import InputError
-from tuner.search_spaces.extras import install_command
+from tuner.search_spaces.fields import one_line
+from tuner.search_spaces.plugins import install_command
 from tuner.search_spaces.safe_files import open_plain, private_folder
-from tuner.search_spaces.typed_json import one_line
 from tuner.workload.records.trace import repair_torn_tail
 
 #: A lock of the journal that was not touched for this long is a dead driver's.

@@ -25,10 +25,10 @@ from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.data_files import check_keys, read_toml
 from tuner.search_spaces.errors import InputError, InvalidValue
+from tuner.search_spaces.fields import names_a_file
 from tuner.search_spaces.job import Program, TrainingJob
 from tuner.search_spaces.knobs import KNOBS, Value, by_stage, stage_values
 from tuner.search_spaces.model_facts import ModelFacts, StateBytes, facts_of, state_bytes, widens
-from tuner.search_spaces.typed_json import names_a_file
 
 #: Tensor-core peak in bf16 over the fp32 peak without tensor cores, for a device whose file does
 #: not state the latter: 16 on A100, 15 on H100, 8 on V100, 4 on A40 (NVIDIA data sheets).

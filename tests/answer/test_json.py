@@ -10,7 +10,7 @@ import pytest
 
 import tuner
 from tests.support.results import large_result, small_result
-from tuner.search_spaces.typed_json import JSON_SCHEMA, strict_json
+from tuner.search_spaces.fields import JSON_SCHEMA, strict_json
 from tuner.study.request import StudyOptions
 
 DOCS = Path(__file__).parents[2] / "docs" / "report.md"

@@ -15,7 +15,7 @@ import pytest
 from tests.support.studies import record, run_replay, write_table
 from tuner.cli.main import main
 from tuner.cli.parser import GROUPS
-from tuner.search_spaces.typed_json import JSON_SCHEMA
+from tuner.search_spaces.fields import JSON_SCHEMA
 from tuner.workload.records.trace import TraceWriter, read_trace
 
 pytestmark = pytest.mark.usefixtures("next_candidates")

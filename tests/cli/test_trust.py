@@ -10,8 +10,8 @@ import pytest
 
 from tuner.cli.main import main
 from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.search_spaces.fields import one_line, shown_word
 from tuner.search_spaces.knob_declarations import Knob, pack_names
-from tuner.search_spaces.typed_json import one_line, shown_word
 from tuner.terminal import visible
 from tuner.workload.scripts.frameworks import load_drivers, shipped_drivers, starts_of
 from tuner.workload.scripts.frameworks.driver import read_driver

@@ -13,7 +13,7 @@ from tests.support.studies import modelled_study
 from tuner.api import load_result
 from tuner.display.report import render_report
 from tuner.display.text import summary_lines
-from tuner.search_spaces.typed_json import dump_fields
+from tuner.search_spaces.fields import dump_fields
 from tuner.workload.node.measure.stragglers import RankState, Straggler, of_environment
 
 HOT = Straggler(RankState(5, node="<b>", device=5), 0.1, 0.09, "heat", 900.0, 1410.0)

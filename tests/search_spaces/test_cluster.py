@@ -6,10 +6,15 @@ import pytest
 
 from tuner.models.analytic.constants import origin_of
 from tuner.models.analytic.model_error import known_error_lines
-from tuner.search_spaces.cluster import device_names, load_cluster, load_device
+from tuner.search_spaces.cluster import (
+    device_names,
+    device_tables,
+    devices_called,
+    load_cluster,
+    load_device,
+)
 from tuner.search_spaces.data_files import catalogue
 from tuner.search_spaces.errors import InputError
-from tuner.search_spaces.node_names import device_tables, devices_called
 
 
 def test_a_core_shares_the_memory_of_its_host() -> None:

@@ -7,7 +7,7 @@ from importlib.metadata import PackageNotFoundError
 
 import pytest
 
-from tuner.search_spaces import extras
+from tuner.search_spaces import plugins
 
 FOLDER = json.dumps({"url": "file:///home/ada/my%20clone", "dir_info": {"editable": True}})
 ARCHIVE = json.dumps({"url": "https://example.org/joulefront.zip", "archive_info": {}})
@@ -35,8 +35,8 @@ class Distribution:
 def test_an_extra_is_installed_from_where_joulefront_was(
     direct_url: str | None, source: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(extras, "distribution", lambda name: Distribution(direct_url))
-    assert extras.install_command("dashboard") == f"pip install '{source}[dashboard]'"
+    monkeypatch.setattr(plugins, "distribution", lambda name: Distribution(direct_url))
+    assert plugins.install_command("dashboard") == f"pip install '{source}[dashboard]'"
 
 
 def test_a_source_tree_that_is_not_installed_names_the_package(
@@ -45,5 +45,5 @@ def test_a_source_tree_that_is_not_installed_names_the_package(
     def absent(name: str) -> Distribution:
         raise PackageNotFoundError(name)
 
-    monkeypatch.setattr(extras, "distribution", absent)
-    assert extras.install_command("train") == "pip install 'joulefront[train]'"
+    monkeypatch.setattr(plugins, "distribution", absent)
+    assert plugins.install_command("train") == "pip install 'joulefront[train]'"

@@ -11,7 +11,7 @@ from tuner.cli.options import add_options, given_options, made_of_options
 from tuner.problem.constraints import Constraints
 from tuner.problem.settings import SearchSettings
 from tuner.search_spaces.errors import InputError, UnknownName
-from tuner.search_spaces.options import check_options, declared_options, option, read_options
+from tuner.search_spaces.fields import check_options, declared_options, option, read_options
 from tuner.workload.records.probe import WindowPolicy
 from tuner.workload.scripts.command import Script
 

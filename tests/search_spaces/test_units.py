@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tuner.search_spaces.errors import InputError
-from tuner.search_spaces.options import EXAMPLES, UNITS, parse_quantity
+from tuner.search_spaces.fields import EXAMPLES, UNITS, parse_quantity
 
 #: Each base unit, and what others are of it in joules, seconds or watts, by their definitions.
 DEFINED = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tuner.search_spaces.typed_json import whole_number
+from tuner.search_spaces.fields import whole_number
 
 
 @pytest.mark.parametrize("text", ["\u00b2", "", "-1", "+1", "1_0", "1.0", " 1", "9" * 5000, "x"])

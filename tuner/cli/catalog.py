@@ -10,7 +10,7 @@ from typing import Any
 from tuner.cli.options import OK, answer, columns
 from tuner.cli.parser import Commands
 from tuner.search_spaces.errors import InputError, UnknownName
-from tuner.search_spaces.extras import install_command
+from tuner.search_spaces.plugins import install_command
 
 SHELLS = ("bash", "zsh")
 #: What a kind of thing holds as JSON, and its lines.
@@ -61,8 +61,7 @@ def _devices(name: str | None) -> Listing:
     from dataclasses import asdict
 
     from tuner.models.prior import SOCKET
-    from tuner.search_spaces.cluster import device_names, load_device
-    from tuner.search_spaces.node_names import devices_called
+    from tuner.search_spaces.cluster import device_names, devices_called, load_device
 
     if name is not None and name not in device_names() and (called := devices_called(name)):
         name = called[0]

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO, TypeVar, cast
 
 from tuner.search_spaces.errors import InputError, InvalidValue
-from tuner.search_spaces.options import EXAMPLES, Option, declared_options, parse_quantity
+from tuner.search_spaces.fields import EXAMPLES, Option, declared_options, parse_quantity
 from tuner.search_spaces.safe_files import STORAGE
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def answer(args: argparse.Namespace, data: Any, lines: Sequence[str], *, fit: bo
     which are copied, are printed as they are (`fit=False`).
     """
     if args.json:
-        from tuner.search_spaces.typed_json import JSON_SCHEMA, strict_json
+        from tuner.search_spaces.fields import JSON_SCHEMA, strict_json
 
         body = data if isinstance(data, dict) else {"items": data}
         whole = strict_json({"schema": JSON_SCHEMA, **body})
@@ -166,7 +166,7 @@ def job_of_words(args: argparse.Namespace, subject: str) -> tuple[Any, Any, Any]
 
 
 def add_options(parser: Any, kind: type, *, only: Sequence[str] = ()) -> None:
-    """Add the options that a dataclass declares (`tuner.search_spaces.options`), or only some."""
+    """Add the options that a dataclass declares (`tuner.search_spaces.fields`), or only some."""
     for item, declared in _on_command_line(kind, only):
         flag = (declared.flag or item.name).replace("_", "-")
         if declared.alias:

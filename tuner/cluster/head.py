@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from tuner.cluster.ray_private import node_addresses
 from tuner.search_spaces.errors import InputError
-from tuner.search_spaces.typed_json import whole_number
+from tuner.search_spaces.fields import whole_number
 
 #: Limit for connecting to a head node.
 CONNECT_S = 10.0

@@ -39,7 +39,7 @@ from tuner.executors.base import ExecutorUnavailable
 from tuner.formatting import counted
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.errors import InputError, UnknownName
-from tuner.search_spaces.extras import install_command
+from tuner.search_spaces.plugins import install_command
 from tuner.workload.node.clocks.base import GovernorError
 from tuner.workload.node.facts import NodeFacts
 from tuner.workload.node.meters.base import variables

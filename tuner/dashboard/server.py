@@ -30,7 +30,7 @@ from tuner.display.view import View
 from tuner.formatting import counted, label
 from tuner.problem.run_folder import RunFolder
 from tuner.search_spaces.errors import InputError, InvalidValue
-from tuner.search_spaces.extras import install_command
+from tuner.search_spaces.plugins import install_command
 from tuner.workload.records.probe import ProbeRecord
 
 # Guard of the dashboard: a WSGI application through which only the holder of a token can read.

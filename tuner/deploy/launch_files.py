@@ -33,11 +33,11 @@ from tuner.problem.run_folder import RunFolder
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.fields import one_line
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.knobs import KNOBS, Value, knob_named, stage_values
 from tuner.search_spaces.plugins import shipped_module
 from tuner.search_spaces.safe_files import SCRIPT_MODE, make_folder, write_text
-from tuner.search_spaces.typed_json import one_line
 from tuner.workload.hook import loopback
 from tuner.workload.program.built_in_job import OFFLOAD_RULE, OwnProgram
 from tuner.workload.records.probe import ProbeRecord

@@ -19,8 +19,8 @@ from typing import TypeGuard
 
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.fields import one_line
 from tuner.search_spaces.safe_files import write_bytes
-from tuner.search_spaces.typed_json import one_line
 from tuner.workload.scripts.command import Start
 from tuner.workload.scripts.declared_knobs import export_words
 from tuner.workload.scripts.job import LaunchableJob

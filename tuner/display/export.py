@@ -15,8 +15,8 @@ from tuner.display.columns import file_columns
 from tuner.display.view import View
 from tuner.formatting import ordered_knobs, settings_text
 from tuner.search_spaces.errors import InputError
-from tuner.search_spaces.extras import install_command
 from tuner.search_spaces.knobs import by_stage, value_text
+from tuner.search_spaces.plugins import install_command
 from tuner.search_spaces.safe_files import require_own, write_text
 from tuner.workload.node.measure.measurement import PARTS
 

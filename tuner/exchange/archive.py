@@ -25,8 +25,8 @@ from tuner.display.report import render_report
 from tuner.problem.run_folder import RunFolder
 from tuner.search_spaces.data_files import write_toml
 from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.fields import strict_json
 from tuner.search_spaces.safe_files import TemporaryFolder, archive_of, require_own, write_bytes
-from tuner.search_spaces.typed_json import strict_json
 from tuner.study.load import result_of
 from tuner.workload.records.trace import read_trace
 from tuner.workload.scripts.launchers import LAUNCHER_WORDS

@@ -32,8 +32,8 @@ from tuner.recordings.csv_files import (
 from tuner.recordings.table import TablePoint, load_table, positive
 from tuner.search_spaces.data_files import write_toml
 from tuner.search_spaces.errors import InputError, UnknownName
+from tuner.search_spaces.fields import check_options, option
 from tuner.search_spaces.knobs import KNOBS, parse_words
-from tuner.search_spaces.options import check_options, option
 from tuner.search_spaces.safe_files import make_folder, write_text
 from tuner.workload.records.probe import Measurement, MeterInfo, ProbeRecord, ProbeRequest
 from tuner.workload.records.trace import TraceWriter

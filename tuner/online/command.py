@@ -16,7 +16,7 @@ from tuner.online.response import Balance
 from tuner.online.settings import EarlierMeasurements, earlier_of
 from tuner.problem.constraints import LIMITS, Constraints
 from tuner.search_spaces.errors import InputError
-from tuner.search_spaces.typed_json import dump_fields
+from tuner.search_spaces.fields import dump_fields
 from tuner.workload.node.measure.stragglers import RankState, Straggler, sentence
 
 

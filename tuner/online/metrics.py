@@ -19,7 +19,7 @@ from tuner.online.bandit import OnlineTuner
 from tuner.online.follow import PowerFollower
 from tuner.online.windows import Mark
 from tuner.search_spaces.errors import InputError
-from tuner.search_spaces.extras import install_command
+from tuner.search_spaces.plugins import install_command
 from tuner.search_spaces.safe_files import write_text
 from tuner.workload.node.meters import Meter, MeterError, Reading
 from tuner.workload.node.meters.base import device_states

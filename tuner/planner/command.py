@@ -21,7 +21,7 @@ from tuner.cli.parser import Commands
 from tuner.problem.constraints import Constraints
 from tuner.problem.job_request import JobRequest
 from tuner.search_spaces.errors import InputError
-from tuner.search_spaces.typed_json import whole_number
+from tuner.search_spaces.fields import whole_number
 
 if TYPE_CHECKING:
     from tuner.search_spaces.job import TrainingJob

@@ -69,11 +69,11 @@ from tuner.problem.study_spec import SessionEnd, StudySpec, parse_space
 from tuner.search_spaces.cluster import Cluster, enlarged
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, reason
+from tuner.search_spaces.fields import read_fields, strict_json
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.model_facts import facts_of
 from tuner.search_spaces.safe_files import read_bytes, write_text
 from tuner.search_spaces.space import Candidates, SearchSpace
-from tuner.search_spaces.typed_json import read_fields, strict_json
 from tuner.simulated.runner import simulated_meter
 from tuner.study.callbacks import Notify, Progress, Show
 from tuner.study.load import load_spec

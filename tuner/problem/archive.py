@@ -18,8 +18,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from tuner.search_spaces.errors import InputError, reason
+from tuner.search_spaces.fields import names_a_file
 from tuner.search_spaces.safe_files import ARCHIVED, TemporaryFolder, open_to_read
-from tuner.search_spaces.typed_json import names_a_file
 
 #: Limits of a zip file: its entries, the size of their table, which is read as a whole, and the
 #: size of all that is unpacked.

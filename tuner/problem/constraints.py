@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict, Unpack
 
 from tuner.formatting import Units, number
 from tuner.search_spaces.errors import InputError
-from tuner.search_spaces.options import check_options, declared_options, option, parse_quantity
+from tuner.search_spaces.fields import check_options, declared_options, option, parse_quantity
 
 if TYPE_CHECKING:
     import numpy as np

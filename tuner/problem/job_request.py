@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Self
 from tuner.problem.constraints import Constraints
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.fields import option
 from tuner.search_spaces.job import TrainingJob, job_of
 from tuner.search_spaces.knob_declarations import Knob, check_knobs, fixed, load_pack, parse_knob
-from tuner.search_spaces.options import option
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.job import launchable
 

@@ -23,6 +23,7 @@ from typing import Any, Literal
 from tuner.problem.archive import is_archive, unpacked
 from tuner.search_spaces.data_files import parse_toml, write_toml
 from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName, reason
+from tuner.search_spaces.fields import names_a_file, plain_text
 from tuner.search_spaces.model_sizes import SOCKET as MODELS
 from tuner.search_spaces.safe_files import (
     open_plain,
@@ -32,7 +33,6 @@ from tuner.search_spaces.safe_files import (
     require_own,
     write_text,
 )
-from tuner.search_spaces.typed_json import names_a_file, plain_text
 from tuner.workload.records.probe import Basis, ProbeRecord
 from tuner.workload.records.trace import read_trace
 

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from tuner.formatting import Units, duration, label, percent, probability
-from tuner.search_spaces.options import check_options, option
+from tuner.search_spaces.fields import check_options, option
 from tuner.workload.records.probe import STAND_IN_W, WindowPolicy
 
 DEFAULT_PROBES = 40

@@ -20,10 +20,10 @@ from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.data_files import plain
 from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.fields import read_fields
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.model_sizes import SOCKET as MODELS
 from tuner.search_spaces.space import SearchSpace, read_space
-from tuner.search_spaces.typed_json import read_fields
 from tuner.workload.records.probe import Basis
 from tuner.workload.scripts.script_job import ScriptJob
 

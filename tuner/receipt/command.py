@@ -22,7 +22,7 @@ def measure_command(args: argparse.Namespace) -> int:
     """Run the command after --, and print its receipt to standard error; return its exit code."""
     from tuner.receipt.measure import MeasureOptions, end_as, measure, receipt_file, words_of
     from tuner.receipt.receipt import write_comment
-    from tuner.search_spaces.typed_json import JSON_SCHEMA, strict_json
+    from tuner.search_spaces.fields import JSON_SCHEMA, strict_json
     from tuner.workload.node.meters.base import own_meter
 
     if args.samples is not None and not 0 < args.samples < float("inf"):

@@ -45,8 +45,8 @@ from tuner.receipt.receipt import (
     trainings_of,
 )
 from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.fields import strict_json
 from tuner.search_spaces.safe_files import TemporaryFolder, private_folder, require_own, write_text
-from tuner.search_spaces.typed_json import strict_json
 from tuner.workload import hook
 from tuner.workload.hook import ATTACH
 from tuner.workload.node.machine import detect_cluster

@@ -27,8 +27,8 @@ from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from tuner.formatting import number
+from tuner.search_spaces.fields import has_shape
 from tuner.search_spaces.safe_files import read_bytes
-from tuner.search_spaces.typed_json import has_shape
 from tuner.workload.hook.tally import HEAD
 from tuner.workload.node.host import CommandCores
 from tuner.workload.node.meters import Reading

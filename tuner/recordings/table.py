@@ -28,9 +28,9 @@ from tuner.search_spaces.cluster import Cluster, load_cluster
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.data_files import parse_toml
 from tuner.search_spaces.errors import InputError, UnknownName
+from tuner.search_spaces.fields import plain_setting, plain_text
 from tuner.search_spaces.job import TrainingJob, load_job
 from tuner.search_spaces.safe_files import read_text
-from tuner.search_spaces.typed_json import plain_setting, plain_text
 from tuner.workload.records.probe import (
     ENERGY_SCOPES,
     Failure,

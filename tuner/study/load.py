@@ -36,7 +36,7 @@ from tuner.problem.study_spec import (
 )
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, InvalidValue
-from tuner.search_spaces.options import read_options
+from tuner.search_spaces.fields import read_options
 from tuner.search_spaces.plugins import shipped_module
 from tuner.search_spaces.space import Candidates
 from tuner.workload.records.probe import Basis, ProbeRecord, WindowPolicy

@@ -23,8 +23,8 @@ from tuner.problem.settings import SearchSettings
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, NothingToTry
+from tuner.search_spaces.fields import option
 from tuner.search_spaces.knob_declarations import Knob
-from tuner.search_spaces.options import option
 from tuner.study.callbacks import Notify, Progress
 from tuner.workload.records.probe import ProbeRecord, ProbeRequest
 from tuner.workload.scripts.command import Script

@@ -18,7 +18,7 @@ from typing import Any
 
 from tuner.search_spaces.cluster import Cluster, load_device
 from tuner.search_spaces.errors import InputError
-from tuner.search_spaces.extras import install_command
+from tuner.search_spaces.plugins import install_command
 from tuner.workload.node.clocks.base import SOCKET as CLOCKS
 from tuner.workload.node.host import (
     ENOUGH_CORES,

@@ -24,9 +24,9 @@ from typing import Any
 
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.fields import dump_fields
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.knob_declarations import Knob
-from tuner.search_spaces.typed_json import dump_fields
 from tuner.workload.hook import GROUPS
 from tuner.workload.node.clocks.base import (
     AppliedSettings,

@@ -18,6 +18,7 @@ from typing import Any
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.fields import whole_number
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.safe_files import (
     make_folder,
@@ -26,7 +27,6 @@ from tuner.search_spaces.safe_files import (
     without_secrets,
     write_text,
 )
-from tuner.search_spaces.typed_json import whole_number
 from tuner.workload import hook
 from tuner.workload.hook import ATTACH
 from tuner.workload.node.clocks.base import Governor

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any, NotRequired, TypedDict, get_type_hints
 
-from tuner.search_spaces.typed_json import has_shape
+from tuner.search_spaces.fields import has_shape
 from tuner.workload.records.probe import shown_by
 
 #: A line that is longer comes from no rank, bytes.

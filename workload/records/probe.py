@@ -17,9 +17,8 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.fields import check_options, dump_fields, option, read_fields
 from tuner.search_spaces.knobs import by_stage, delivered_names
-from tuner.search_spaces.options import check_options, option
-from tuner.search_spaces.typed_json import dump_fields, read_fields
 
 
 class Basis(StrEnum):

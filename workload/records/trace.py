@@ -22,6 +22,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.fields import strict_json
 from tuner.search_spaces.safe_files import (
     make_folder,
     open_plain,
@@ -30,7 +31,6 @@ from tuner.search_spaces.safe_files import (
     write_bytes,
     write_text,
 )
-from tuner.search_spaces.typed_json import strict_json
 from tuner.workload.records.probe import (
     Failure,
     Measurement,

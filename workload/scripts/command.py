@@ -22,11 +22,10 @@ from typing import Any, Protocol
 
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.errors import InputError, UnknownName
+from tuner.search_spaces.fields import check_options, option, whole_number
 from tuner.search_spaces.knob_declarations import Knob
 from tuner.search_spaces.knobs import KNOBS
-from tuner.search_spaces.options import check_options, option
 from tuner.search_spaces.plugins import not_installed
-from tuner.search_spaces.typed_json import whole_number
 from tuner.workload.scripts import SOCKET
 from tuner.workload.scripts.observation import Observation
 from tuner.workload.scripts.script_facts import ASSIGNMENT, LAUNCH, PLACEHOLDER, Framework, Launcher

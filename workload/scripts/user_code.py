@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.fields import shown_word
 from tuner.search_spaces.job import job_names, load_job
 from tuner.search_spaces.knob_declarations import Knob, load_pack, pack_names
 from tuner.search_spaces.knobs import Value
-from tuner.search_spaces.typed_json import shown_word
 from tuner.workload.scripts import SOCKET
 from tuner.workload.scripts.job import LaunchableJob
 

@@ -16,7 +16,7 @@ import pytest
 from tests.support.sysfs import make_proc
 from tests.twin import TwinGpu, TwinNode
 from tuner.search_spaces.cluster import load_cluster
-from tuner.search_spaces.extras import install_command
+from tuner.search_spaces.plugins import install_command
 from tuner.workload.node.facts import NodeFacts, inspect_node
 from tuner.workload.node.platforms.nvidia import Nvidia
 

@@ -18,7 +18,7 @@ from tests.support.agent_lines import act_on, group_of, lines
 from tests.support.shapes import of_shape
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.errors import InputError
-from tuner.search_spaces.typed_json import has_shape
+from tuner.search_spaces.fields import has_shape
 from tuner.workload import hook
 from tuner.workload.node.rank_messages import (
     MAX_LINE_BYTES,

@@ -14,8 +14,8 @@ from benchmarks.figures import ROOT
 from tests.support.sysfs import make_sysfs
 from tests.twin import TwinGpu, TwinNode
 from tuner.cli.main import main
-from tuner.search_spaces.extras import install_command
-from tuner.search_spaces.typed_json import JSON_SCHEMA
+from tuner.search_spaces.fields import JSON_SCHEMA
+from tuner.search_spaces.plugins import install_command
 from tuner.workload.node.clocks import guard
 from tuner.workload.node.clocks.cpu import CpuGovernor
 from tuner.workload.node.host import why_shm_is_small

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.search_spaces.errors import InputError
-from tuner.search_spaces.typed_json import read_fields
+from tuner.search_spaces.fields import read_fields
 from tuner.workload.node.host import CONTENTION_SHARE, cgroup_folders
 from tuner.workload.records.probe import Measurement
 

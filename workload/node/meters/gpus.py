@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.search_spaces.errors import InputError
-from tuner.search_spaces.typed_json import whole_number
+from tuner.search_spaces.fields import whole_number
 from tuner.workload.node.meters.base import MeterError, NoDriver
 
 #: CUDA: "-1" hides itself and whatever follows; Slurm's word for no GPU.

@@ -16,7 +16,7 @@ from typing import ClassVar
 
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.errors import InputError
-from tuner.search_spaces.extras import install_command
+from tuner.search_spaces.plugins import install_command
 from tuner.workload.node.clocks.base import CoreGovernor, Governor
 from tuner.workload.node.clocks.clock_backends import shipped_ways
 from tuner.workload.node.host import CpuContention, why_few_cores, why_shm_is_small

@@ -20,9 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tuner.search_spaces.cluster import Cluster, Device, load_device
+from tuner.search_spaces.cluster import Cluster, Device, devices_called, load_device
 from tuner.search_spaces.errors import InputError
-from tuner.search_spaces.node_names import devices_called
 from tuner.workload.node.clocks.base import FixedGovernor, Governor
 from tuner.workload.node.clocks.governor import TAKES_NONE, NvmlGovernor
 from tuner.workload.node.host import (

@@ -21,10 +21,10 @@ from typing import Any, TypeVar
 
 from tuner.search_spaces.data_files import read_toml
 from tuner.search_spaces.errors import InputError, UnknownName
+from tuner.search_spaces.fields import plain_text, shown_word, whole_number
 from tuner.search_spaces.job import PARTITIONS, Program
 from tuner.search_spaces.knob_declarations import Knob, check_condition
 from tuner.search_spaces.knobs import KNOBS
-from tuner.search_spaces.typed_json import plain_text, shown_word, whole_number
 from tuner.workload.hook import merge
 from tuner.workload.scripts.frameworks.parts import (
     FACTS,

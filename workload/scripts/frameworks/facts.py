@@ -12,7 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from tuner.search_spaces.errors import InputError
-from tuner.search_spaces.typed_json import whole_number
+from tuner.search_spaces.fields import whole_number
 from tuner.workload.scripts.frameworks.driver import Driver
 from tuner.workload.scripts.frameworks.parts import Fact, matches
 from tuner.workload.scripts.frameworks.settings import Settings

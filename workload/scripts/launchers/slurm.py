@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from tuner.search_spaces.errors import InputError
-from tuner.search_spaces.typed_json import whole_number
+from tuner.search_spaces.fields import whole_number
 from tuner.workload.scripts.command import PYTHON, assignments, read_words, without_python
 from tuner.workload.scripts.launchers.kinds import Kind, LauncherCommand, Read
 from tuner.workload.scripts.script_facts import Launcher

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.fields import whole_number
 from tuner.search_spaces.knobs import Value
-from tuner.search_spaces.typed_json import whole_number
 from tuner.workload.scripts.declared_knobs import (
     environment,
     text_values,
