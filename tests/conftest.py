@@ -144,7 +144,7 @@ def launchers_here(monkeypatch: pytest.MonkeyPatch) -> None:
     if shipped_module("tuner.workload.scripts.launchers") is not None:
         from tests.support.launchers import answer_here
 
-        monkeypatch.setattr("tuner.workload.scripts.launchers.kinds._reply", answer_here)
+        monkeypatch.setattr("tuner.workload.scripts.launchers._reply", answer_here)
 
 
 @dataclass

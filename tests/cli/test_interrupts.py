@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.waiting import wait_until
-from tuner.cli.interrupts import SAME_REQUEST_S, SIGNALS, Interrupts
+from tuner.cli.main import SAME_REQUEST_S, SIGNALS, Interrupts
 
 ROOT = Path(__file__).resolve().parents[2]
 INT, TERM = signal.SIGINT, signal.SIGTERM
@@ -126,7 +126,7 @@ def test_the_second_one_ends_the_process_where_nobody_reads_why(
 #: A command that takes SECONDS to clean up.
 COMMAND = """
 import pathlib, sys, time
-from tuner.cli.interrupts import Interrupts
+from tuner.cli.main import Interrupts
 
 def wait(seconds):
     end_s = time.monotonic() + seconds

@@ -33,7 +33,7 @@ from tests.faults.harness import (
 )
 from tests.support.studies import LONG_JOB, FormulaRunner
 from tests.waiting import wait_until
-from tuner.cli.interrupts import SAME_REQUEST_S
+from tuner.cli.main import SAME_REQUEST_S
 from tuner.executors.base import Executor
 from tuner.executors.local import InlineExecutor
 from tuner.problem.run_folder import RunFolder

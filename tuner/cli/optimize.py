@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from tuner.cli.arguments import add_shared
 from tuner.cli.options import (
     FAILED,
     OK,
@@ -19,7 +18,7 @@ from tuner.cli.options import (
     require_trust,
     script_of,
 )
-from tuner.cli.parser import Commands
+from tuner.cli.parser import Commands, add_shared
 from tuner.problem.constraints import Constraints
 from tuner.problem.job_request import JobRequest
 from tuner.problem.settings import SearchSettings

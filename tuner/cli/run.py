@@ -8,9 +8,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from tuner.cli.arguments import add_shared
 from tuner.cli.options import add_options, given_options
-from tuner.cli.parser import Commands
+from tuner.cli.parser import Commands, add_shared
 from tuner.problem.constraints import Constraints
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.plugins import extra_module

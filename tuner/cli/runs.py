@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from tuner.cli.arguments import add_shared
 from tuner.cli.options import (
     OK,
     UNMET,
@@ -14,7 +13,7 @@ from tuner.cli.options import (
     columns,
     made_of_options,
 )
-from tuner.cli.parser import Commands
+from tuner.cli.parser import Commands, add_shared
 from tuner.problem.constraints import Constraints
 from tuner.search_spaces.errors import InputError
 

@@ -6,9 +6,8 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tuner.cli.arguments import POINT
 from tuner.cli.options import OK, answer
-from tuner.cli.parser import Commands, take_latest
+from tuner.cli.parser import POINT, Commands, take_latest
 from tuner.search_spaces.errors import InputError, UnknownName
 
 if TYPE_CHECKING:

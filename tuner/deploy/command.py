@@ -8,9 +8,8 @@ import sys
 from pathlib import Path
 from typing import TextIO, cast
 
-from tuner.cli.arguments import add_shared
 from tuner.cli.options import FAILED, INTERRUPTED, OK, UNMET, announcer, answer
-from tuner.cli.parser import Commands
+from tuner.cli.parser import Commands, add_shared
 from tuner.terminal import SafeStream, VisibleStream, raw_stream
 
 

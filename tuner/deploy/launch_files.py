@@ -43,7 +43,7 @@ from tuner.workload.program.built_in_job import OFFLOAD_RULE, OwnProgram
 from tuner.workload.records.probe import ProbeRecord
 from tuner.workload.scripts.installed import extensions_dir
 from tuner.workload.scripts.job import launchable
-from tuner.workload.scripts.launchers.slurm import ON_EACH_NODE
+from tuner.workload.scripts.launchers import ON_EACH_NODE
 from tuner.workload.scripts.secrets import hidden, shell_words
 
 # ray_train.json: the answer as Ray Train's TorchTrainer takes it.

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuner.cli.arguments import add_shared
 from tuner.cli.options import (
     FAILED,
     OK,
@@ -21,7 +20,7 @@ from tuner.cli.options import (
     require_trust,
     script_of,
 )
-from tuner.cli.parser import Commands
+from tuner.cli.parser import Commands, add_shared
 from tuner.search_spaces.errors import InputError
 
 if TYPE_CHECKING:

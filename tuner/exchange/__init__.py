@@ -7,9 +7,8 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from tuner.cli.arguments import add_shared
 from tuner.cli.options import OK, add_options, answer, made_of_options
-from tuner.cli.parser import Commands
+from tuner.cli.parser import Commands, add_shared
 from tuner.exchange.csv_import import CsvOptions
 from tuner.search_spaces.errors import InputError, UnknownName
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuner.cli.arguments import add_shared
 from tuner.cli.options import (
     OK,
     UNMET,
@@ -17,7 +16,7 @@ from tuner.cli.options import (
     made_of_options,
     progress,
 )
-from tuner.cli.parser import Commands
+from tuner.cli.parser import Commands, add_shared
 from tuner.problem.constraints import Constraints
 from tuner.problem.job_request import JobRequest
 from tuner.search_spaces.errors import InputError

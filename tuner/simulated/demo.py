@@ -10,9 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from tuner.cli.arguments import add_shared
 from tuner.cli.options import OK, answer
-from tuner.cli.parser import Commands
+from tuner.cli.parser import Commands, add_shared
 
 if TYPE_CHECKING:
     from tuner.study.callbacks import Progress

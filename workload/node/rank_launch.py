@@ -41,8 +41,8 @@ from tuner.workload.node.rank_server import RankServer, RankSpec
 from tuner.workload.records.probe import INSPECTIONS, Failure, ProbeRequest, shown_by
 from tuner.workload.scripts.command import Start
 from tuner.workload.scripts.declared_knobs import read_at_start
+from tuner.workload.scripts.evidence import explained_exit
 from tuner.workload.scripts.job import LaunchableJob, launchable
-from tuner.workload.scripts.last_words import explained_exit
 from tuner.workload.scripts.script_facts import LINES
 from tuner.workload.scripts.secrets import revealed
 

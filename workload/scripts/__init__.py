@@ -1,7 +1,7 @@
 """A user's training script: how its command is read, what can be set on it, and its start.
 
 `SOCKET` has the parts that an installation may leave out, and the routes that other distributions
-bring by an entry point of the group `joulefront.routes`: a `Route` (`routes.base`) with
+bring by an entry point of the group `joulefront.routes`: a `Route` (`routes`) with
 `PROTOCOL = 1`.
 """
 
@@ -15,7 +15,7 @@ SOCKET = Socket(
     {
         "framework": "tuner.workload.scripts.frameworks",
         "framework keys": "tuner.workload.scripts.frameworks.route:DriverKeys",
-        "deepspeed": "tuner.workload.scripts.routes.deepspeed:DeepSpeedConfig",
+        "deepspeed": "tuner.workload.scripts.deepspeed_config:DeepSpeedConfig",
         "launchers": "tuner.workload.scripts.launchers",
         "job script": "tuner.workload.scripts.job_script",
         "proof": "tuner.workload.scripts.proving",

@@ -21,7 +21,7 @@ from tuner.search_spaces.knobs import Value
 from tuner.search_spaces.safe_files import write_text
 from tuner.workload.hook import merge
 from tuner.workload.scripts.key_files import changed_text, read_key, renamed, value_at
-from tuner.workload.scripts.script_training import ScriptTraining
+from tuner.workload.scripts.script_facts import ScriptTraining
 
 #: Variables that joulefront sets for each rank.
 _OWN = (

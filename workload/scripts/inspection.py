@@ -32,8 +32,7 @@ from tuner.workload.records.probe import (
 )
 from tuner.workload.scripts import SOCKET
 from tuner.workload.scripts.command import Script, meets_nowhere, meets_on_gpus_alone
-from tuner.workload.scripts.evidence import seen_today
-from tuner.workload.scripts.last_words import last_words, quoted
+from tuner.workload.scripts.evidence import last_words, quoted, seen_today
 from tuner.workload.scripts.script_facts import LAUNCH, OFFLOADS, Launcher, ScriptFacts
 from tuner.workload.scripts.script_job import ScriptJob
 from tuner.workload.scripts.torch_knobs import settings_today, with_torch_knobs

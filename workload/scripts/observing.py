@@ -14,7 +14,7 @@ from typing import Any
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.errors import InputError
 from tuner.workload.records.probe import INSPECTIONS
-from tuner.workload.scripts.command import Script
+from tuner.workload.scripts.command import Observation, Script
 from tuner.workload.scripts.evidence import batches_seen, difference
 from tuner.workload.scripts.inspection import (
     Announce,
@@ -29,7 +29,6 @@ from tuner.workload.scripts.inspection import (
     proven,
     require_steps,
 )
-from tuner.workload.scripts.observation import Observation
 from tuner.workload.scripts.script_facts import LINES
 from tuner.workload.scripts.script_job import ScriptJob
 from tuner.workload.scripts.torch_knobs import with_torch_knobs

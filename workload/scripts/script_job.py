@@ -32,15 +32,14 @@ from tuner.workload.scripts.routes import (
     BATCH_SPLIT,
     FRAMEWORK_ARGUMENTS,
     MODEL_SWITCH,
+    NO_BATCH,
     Draft,
     KnobSupport,
     routes,
     support_of,
     today_of,
 )
-from tuner.workload.scripts.routes.batch_split import NO_BATCH
-from tuner.workload.scripts.script_facts import LAUNCH, Launcher
-from tuner.workload.scripts.script_training import ScriptTraining
+from tuner.workload.scripts.script_facts import LAUNCH, Launcher, ScriptTraining
 from tuner.workload.scripts.secrets import require, shell_words
 
 #: Part of a configuration's name even at their defaults; of the others only what is not.

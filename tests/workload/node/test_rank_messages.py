@@ -29,9 +29,8 @@ from tuner.workload.node.rank_messages import (
     parsed,
 )
 from tuner.workload.node.rank_server import RankServer, RankSpec
-from tuner.workload.scripts.command import Script
+from tuner.workload.scripts.command import Observation, Script
 from tuner.workload.scripts.inspection import blank_job, job_of_facts
-from tuner.workload.scripts.observation import Observation
 
 quick = settings(max_examples=80, deadline=None)
 

@@ -15,7 +15,7 @@ from tuner.problem.job_request import JobRequest
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.workload.node.facts import inspect_node
-from tuner.workload.program import releases
+from tuner.workload.program import built_in_job
 from tuner.workload.program.built_in_job import training_program
 from tuner.workload.scripts.installed import release_of
 
@@ -31,13 +31,13 @@ Pretend = Callable[..., None]
 @pytest.fixture
 def pretend(monkeypatch: pytest.MonkeyPatch) -> Pretend:
     """Return a function by which packages seem to have other releases."""
-    real = releases.installed_version
+    real = built_in_job.installed_version
 
     def installed(**versions: str | None) -> None:
         def version(package: str) -> str | None:
             return versions[package] if package in versions else real(package)
 
-        monkeypatch.setattr(releases, "installed_version", version)
+        monkeypatch.setattr(built_in_job, "installed_version", version)
 
     return installed
 
@@ -55,7 +55,7 @@ def test_what_every_job_imports_is_as_old_as_the_bounds() -> None:
 
 
 def test_every_younger_import_stands_behind_a_need() -> None:
-    knobs = {need.knob for need in releases.NEEDS}
+    knobs = {need.knob for need in built_in_job.NEEDS}
     assert set(YOUNGER.values()) <= knobs
 
 
@@ -106,8 +106,8 @@ def test_knobs_that_a_release_lacks_are_left_out(
     asked = Configuration.of(
         activation_checkpointing="selective", sharding="fsdp2", sequence_parallel=2
     )
-    assert {phrase.split()[0] for phrase in releases.why_not(asked)} == lacking
-    assert releases.why_not(Configuration.of(activation_checkpointing="full")) == []
+    assert {phrase.split()[0] for phrase in built_in_job.why_not(asked)} == lacking
+    assert built_in_job.why_not(Configuration.of(activation_checkpointing="full")) == []
 
 
 def test_the_bounds_of_scripts_stay_wide() -> None:

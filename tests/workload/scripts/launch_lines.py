@@ -18,8 +18,7 @@ from benchmarks.figures import ROOT
 from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.runner import LocalRunner
 from tuner.workload.records.probe import ProbeRecord, ProbeRequest
-from tuner.workload.scripts.command import Script
-from tuner.workload.scripts.observation import Observation
+from tuner.workload.scripts.command import Observation, Script
 from tuner.workload.scripts.observing import observe_script, observed_job
 from tuner.workload.scripts.script_job import ScriptJob
 

@@ -11,8 +11,8 @@ import pytest
 from tests.support.results import failed
 from tuner.search_spaces.errors import InputError
 from tuner.workload.scripts.command import Script
+from tuner.workload.scripts.evidence import explained_exit, last_words
 from tuner.workload.scripts.inspection import require_steps
-from tuner.workload.scripts.last_words import explained_exit, last_words
 
 BASH_TIME = "\nreal\t0m0.013s\nuser\t0m0.001s\nsys\t0m0.002s\n"
 POSIX_TIME = "real 0.01\nuser 0.00\nsys 0,00\n"

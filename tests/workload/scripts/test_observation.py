@@ -8,8 +8,7 @@ from typing import Any
 
 import pytest
 
-from tuner.workload.scripts.command import Script
-from tuner.workload.scripts.observation import Observation, program_words
+from tuner.workload.scripts.command import Observation, Script, program_words
 
 
 @pytest.mark.parametrize(

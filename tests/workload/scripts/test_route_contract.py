@@ -334,7 +334,7 @@ def test_a_run_of_a_framework_names_what_it_needs(tmp_path: Path) -> None:
 
 
 PLUGIN = """
-from tuner.workload.scripts.routes.base import KnobSupport, Route
+from tuner.workload.scripts.routes import KnobSupport, Route
 
 class Caps(Route):
     PROTOCOL = 1

@@ -8,8 +8,8 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.knobs import Value
 from tuner.workload.scripts.declared_knobs import framework_settings
 from tuner.workload.scripts.frameworks.bound_driver import BoundDriver
-from tuner.workload.scripts.routes.base import ACCUMULATION, Draft, KnobSupport, Route
-from tuner.workload.scripts.script_training import ScriptTraining
+from tuner.workload.scripts.routes import ACCUMULATION, Draft, KnobSupport, Route
+from tuner.workload.scripts.script_facts import ScriptTraining
 
 
 def _driven(job: ScriptTraining) -> BoundDriver | None:

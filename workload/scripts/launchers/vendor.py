@@ -1,6 +1,6 @@
 """Launches of torchrun, deepspeed, accelerate and trl, read by their own parsers.
 
-`tuner.workload.scripts.launchers.kinds` runs this file in an interpreter of its own, because the
+`tuner.workload.scripts.launchers` runs this file in an interpreter of its own, because the
 parsers import torch and may end the process. It gets the launcher's name and arguments as JSON on
 standard input, and prints one line of JSON with the fields below after `MARK`. The functions of
 torch, DeepSpeed and Accelerate which compute the environment of the ranks are called, and nothing

@@ -16,9 +16,10 @@ from tests.support.scripts import CPU
 from tuner.cli.main import main
 from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.errors import InputError
+from tuner.workload.scripts import launchers
 from tuner.workload.scripts.command import Script, read_command
 from tuner.workload.scripts.inspection import blank_job
-from tuner.workload.scripts.launchers import kinds, vendor
+from tuner.workload.scripts.launchers import vendor
 from tuner.workload.scripts.script_facts import Launcher
 from tuner.workload.scripts.script_job import ScriptJob
 
@@ -54,7 +55,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.Fixt
     for name in ("OMP_NUM_THREADS", "SLURM_NNODES", "SLURM_NTASKS", "SLURM_NTASKS_PER_NODE"):
         monkeypatch.delenv(name, raising=False)
     if "bogus" not in request.node.name:  # that one asks an interpreter of its own
-        monkeypatch.setattr(kinds, "_reply", answer_here)
+        monkeypatch.setattr(launchers, "_reply", answer_here)
     return tmp_path
 
 
