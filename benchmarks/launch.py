@@ -15,7 +15,7 @@ import time
 from benchmarks.figures import Figure, arguments, publish
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import load_job
-from tuner.workload.node.machine import detect_cluster
+from tuner.workload.node.platforms import detect_cluster
 from tuner.workload.node.runner import LocalRunner
 from tuner.workload.records.probe import ProbeRecord, ProbeRequest, WindowPolicy
 

@@ -25,10 +25,9 @@ from scipy.stats import ttest_1samp
 from benchmarks.figures import Figure, arguments, publish
 from tuner.search_spaces.job import load_job
 from tuner.search_spaces.space import default_configuration
-from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.measure.window import Conductor
 from tuner.workload.node.meters.base import Timeline
-from tuner.workload.node.platforms import platform_of
+from tuner.workload.node.platforms import detect_cluster, platform_of
 from tuner.workload.node.probe_run import Probe
 from tuner.workload.node.rank_launch import ProbeNode
 from tuner.workload.node.runner import LocalRunner

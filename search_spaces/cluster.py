@@ -3,7 +3,7 @@
 Facts are data: `data/catalogue/devices.toml` and `data/clusters/*.toml`, each figure with its
 source; a user adds a GPU or a cluster by adding a file and naming its path, or describes a node in
 a word (`8xH100`, `described_node`). *This* machine is detected in
-`tuner.workload.node.machine`, which may ask NVML; this module only holds facts.
+`tuner.workload.node.platforms`, which may ask NVML; this module only holds facts.
 """
 
 from __future__ import annotations

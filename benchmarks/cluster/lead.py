@@ -13,8 +13,7 @@ from typing import Any, cast
 
 from benchmarks.figures import Figure
 from tuner.cluster.multi_node import MultiNodeTimeline, Nodes
-from tuner.cluster.peer import Peer
-from tuner.cluster.samples import with_shared_states
+from tuner.cluster.peer import Peer, with_shared_states
 from tuner.workload.node.meters import Reading
 from tuner.workload.node.meters.base import Meter
 from tuner.workload.records.probe import MeterInfo, PowerSample

@@ -19,9 +19,9 @@ from benchmarks.gpu_hour.nvml_recording import NvmlRecording, record_nvml
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.job import TrainingJob, load_job
 from tuner.workload.node.clocks.base import FixedGovernor
-from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.meters import Reading
 from tuner.workload.node.meters.nvml import NvmlMeter
+from tuner.workload.node.platforms import detect_cluster
 from tuner.workload.node.runner import LocalRunner
 from tuner.workload.records.probe import Measurement, ProbeRecord, ProbeRequest, WindowPolicy
 

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from tests.support.studies import record, request
-from tuner.cluster.executor import RayExecutor
-from tuner.cluster.flights import Flight
+from tuner.cluster.executor import Flight, RayExecutor
 from tuner.cluster.head import Head
 from tuner.cluster.joining import JoinedRay
 from tuner.cluster.nodes import Leases, NodePool, Slot

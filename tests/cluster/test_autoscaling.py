@@ -11,10 +11,8 @@ import pytest
 from tests.cluster.alone import run_alone, short_folder
 from tests.cluster.test_states import Clock
 from tuner.api import dry_run, search_for
-from tuner.cluster import autoscaling as ray_autoscaling
 from tuner.cluster import head as ray_head
-from tuner.cluster.autoscaling import NodeDemand
-from tuner.cluster.head import Head
+from tuner.cluster.head import Head, NodeDemand
 from tuner.cluster.joining import Survey
 from tuner.search_spaces.errors import InputError
 from tuner.study.request import StudyRequest
@@ -65,7 +63,7 @@ def demand_of(
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Time of those who wait for nodes, which the test does not take."""
     made = Clock(0.0)
-    monkeypatch.setattr(ray_autoscaling, "time", made)
+    monkeypatch.setattr(ray_head, "time", made)
     monkeypatch.setattr(ray_head, "time", made)
     return made
 
@@ -178,9 +176,8 @@ CONFIGURATION: dict[str, Any] = {
 DRIVER = """
 import json, time
 import ray
-from tuner.cluster import autoscaling as ray_autoscaling
 from tuner.cluster import head as ray_head
-from tuner.cluster.autoscaling import NodeDemand
+from tuner.cluster.head import NodeDemand
 from tuner.cluster.joining import survey
 from tuner.cluster.head import Head
 
@@ -188,7 +185,7 @@ ray.init(address="127.0.0.1:6379", log_to_driver=False)
 def count():
     return sum(n["Alive"] and n["Resources"].get("GPU", 0) == 2 for n in ray.nodes())
 said = []
-ray_autoscaling._START_S = 90.0
+ray_head._START_S = 90.0
 head = Head(lambda: "127.0.0.1:6379")
 demand = NodeDemand(ray, head, {"GPU": 2.0}, 2, said.append)
 demand.meet()
@@ -200,13 +197,13 @@ until = time.monotonic() + 100
 while count() and time.monotonic() < until:
     time.sleep(0.5)
 counts.append(count())
-ray_autoscaling._SIGN_S = 5.0
+ray_head._SIGN_S = 5.0
 wide = NodeDemand(ray, head, {"GPU": 16.0}, 2, said.append)
 begin = time.monotonic()
 wide.meet()
 wide_s = time.monotonic() - begin
 ray.shutdown()
-ray_autoscaling._SIGN_S = 20.0
+ray_head._SIGN_S = 20.0
 found = [len(survey("127.0.0.1:6379", starts=starts).nodes) for starts in (False, True)]
 print("ANSWER " + json.dumps([counts, said, wide_s, found]))
 """

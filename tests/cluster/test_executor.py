@@ -20,7 +20,7 @@ from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import load_job
 from tuner.workload.node.facts import NodeFacts
-from tuner.workload.node.machine import detect_cluster
+from tuner.workload.node.platforms import detect_cluster
 from tuner.workload.records.probe import (
     Continuation,
     Measurement,

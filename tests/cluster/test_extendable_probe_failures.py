@@ -17,8 +17,17 @@ from tests.support.studies import METER, measured, record
 from tests.waiting import wait_until
 from tuner.cluster import agent as node_agent
 from tuner.cluster.agent import NodeStatus
-from tuner.cluster.executor import _LEASE_S, _SHORT_MOST, RayExecutor
-from tuner.cluster.flights import NO_NODE_S, SHORT_S, TOGETHER_S, Flight, Losses, QueuedProbe
+from tuner.cluster.executor import (
+    _LEASE_S,
+    _SHORT_MOST,
+    NO_NODE_S,
+    SHORT_S,
+    TOGETHER_S,
+    Flight,
+    Losses,
+    QueuedProbe,
+    RayExecutor,
+)
 from tuner.cluster.head import Head
 from tuner.cluster.joining import POLL_S, JoinedRay
 from tuner.cluster.nodes import Leases, NodePool, Slot

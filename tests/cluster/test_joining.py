@@ -151,7 +151,7 @@ from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.job import load_job
 from tuner.cluster.joining import survey
 from tuner.cluster.executor import RayExecutor
-from tuner.workload.node.machine import detect_cluster
+from tuner.workload.node.platforms import detect_cluster
 from tuner.workload.records.probe import ProbeRequest, WindowPolicy
 
 said = []

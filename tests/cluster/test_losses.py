@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.cluster.test_aside import executor_with
-from tuner.cluster.flights import Flight, Losses
+from tuner.cluster.executor import Flight, Losses
 from tuner.cluster.nodes import Slot
 from tuner.search_spaces.configuration import Settings
 from tuner.study.rules import node_failures

@@ -23,14 +23,13 @@ from tuner.cluster.multi_node import (
     joined_settings,
     settings_of_part,
 )
-from tuner.cluster.peer import Peer, PeerLost, interface_of
-from tuner.cluster.samples import SHARED, merged, with_shared_states
+from tuner.cluster.peer import SHARED, Peer, PeerLost, interface_of, merged, with_shared_states
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import load_job
 from tuner.workload.node.clocks.base import AppliedSettings, GovernorError
-from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.meters import Reading
+from tuner.workload.node.platforms import detect_cluster
 from tuner.workload.records.probe import MeterInfo, PowerSample, ProbeRequest, WindowPolicy
 
 CLOCKS = (1200, 1300, 1400, 1500)

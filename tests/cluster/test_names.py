@@ -19,7 +19,7 @@ import ray
 from tuner.cluster.executor import RayExecutor
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.job import load_job
-from tuner.workload.node.machine import detect_cluster
+from tuner.workload.node.platforms import detect_cluster
 from tuner.workload.records.probe import ProbeRequest, WindowPolicy
 
 folder = Path(tempfile.mkdtemp()) / "qwen"

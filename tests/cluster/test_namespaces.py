@@ -33,7 +33,7 @@ from dataclasses import replace
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.job import load_job
 from tuner.cluster.executor import RayExecutor
-from tuner.workload.node.machine import detect_cluster
+from tuner.workload.node.platforms import detect_cluster
 from tuner.workload.records.probe import ProbeRequest, WindowPolicy
 
 cluster = replace(detect_cluster(), devices_per_node=1, nodes=2)
@@ -57,9 +57,9 @@ from dataclasses import replace
 from pathlib import Path
 import ray, tuner
 from tuner.deploy.launch_files import write_launch_files
-from tuner.cluster import flights as ray_flights
+from tuner.cluster import executor as ray_executor
 from tuner.problem.settings import SearchSettings
-from tuner.workload.node.machine import detect_cluster
+from tuner.workload.node.platforms import detect_cluster
 from tuner.workload.records.trace import read_trace
 
 run = Path(sys.argv[1]) / "runs" / "two"
@@ -71,7 +71,7 @@ def kill_the_other_node():
     named = subprocess.run(["ip", "netns", "pids", os.environ["JF_SECOND"]], capture_output=True)
     for pid in named.stdout.split():
         os.kill(int(pid), signal.SIGKILL)
-    ray_flights.NO_NODE_S = 5.0  # what needs two nodes is given up sooner
+    ray_executor.NO_NODE_S = 5.0  # what needs two nodes is given up sooner
 
 ray.init(address="{HEAD}:6399")
 while sum(node["Alive"] for node in ray.nodes()) < 2:

@@ -310,7 +310,7 @@ def test_doctor_and_a_study_warn_of_them(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(ray, "init", lambda **options: None)
     monkeypatch.setattr(ray_cluster, "_head_of", lambda ray: Head(str, lambda *_: None))
     monkeypatch.setattr(ray, "nodes", lambda: [])
-    monkeypatch.setattr("tuner.cluster.autoscaling.NodeDemand.meet", lambda self: None)
+    monkeypatch.setattr("tuner.cluster.head.NodeDemand.meet", lambda self: None)
     monkeypatch.setattr("tuner.cluster.executor.exposures", lambda: ("the door is open",) * 2)
     with pytest.raises(InputError, match="no node of the Ray cluster has"):
         RayExecutor(
@@ -338,7 +338,7 @@ from pathlib import Path
 from tuner.search_spaces.job import load_job
 from tuner.cluster.executor import RayExecutor
 from tuner.cluster.head import Head
-from tuner.workload.node.machine import detect_cluster
+from tuner.workload.node.platforms import detect_cluster
 
 INTRUDER = '''
 import os, sys, ray

@@ -27,7 +27,6 @@ from tests.cluster.own_ray import OwnRay
 from tests.support.fake_clock import FakeClock
 from tests.support.studies import METER
 from tuner.cluster import executor as ray_executor
-from tuner.cluster import flights as ray_flights
 from tuner.cluster import head as ray_head
 from tuner.cluster import nodes as ray_nodes
 from tuner.cluster.agent import NodeStatus
@@ -62,7 +61,7 @@ def test_a_probe_whose_devices_others_hold_is_given_up_and_they_are_named_once(
     """Each lease began the limit of ten minutes anew."""
     for name, value_s in {"_LEASE_S": 0.2, "_ASIDE_S": 0.1}.items():
         monkeypatch.setattr(ray_executor, name, value_s)
-    monkeypatch.setattr(ray_flights, "NO_NODE_S", 2.0)
+    monkeypatch.setattr(ray_executor, "NO_NODE_S", 2.0)
     leases: list[str] = []
 
     def lease(*_: Any, name: str, **__: Any) -> NeverGranted:

@@ -70,8 +70,8 @@ def clocked(
         shared: as in `real_runner`.
     """
     from tuner.workload.node.clocks.governor import NvmlGovernor
-    from tuner.workload.node.machine import detect_cluster
     from tuner.workload.node.meters.nvml import NvmlMeter
+    from tuner.workload.node.platforms import detect_cluster
 
     here = detect_cluster(environ={"CUDA_VISIBLE_DEVICES": ""})
     device = replace(here.device, clocks_MHz=clocks, default_clock_MHz=clocks[-1])

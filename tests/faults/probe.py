@@ -122,7 +122,7 @@ def real_runner(
         options: of `LocalRunner`.
     """
     from tests.support.studies import LONG_JOB
-    from tuner.workload.node.machine import detect_cluster
+    from tuner.workload.node.platforms import detect_cluster
 
     options = {"step_limit_s": 4.0, "cluster": detect_cluster(), **options}
     runner = LocalRunner(

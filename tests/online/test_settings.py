@@ -25,7 +25,7 @@ from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InvalidValue
 from tuner.workload.node.clocks.base import AppliedSettings, GovernorError
 from tuner.workload.node.clocks.governor import NvmlGovernor
-from tuner.workload.node.machine import detect_cluster
+from tuner.workload.node.platforms import detect_cluster
 
 
 class Limited(Devices):

@@ -18,7 +18,7 @@ import pytest
 
 import tuner
 from tuner.cli.main import main
-from tuner.problem import archive as archives
+from tuner.problem import run_folder
 from tuner.search_spaces.errors import InputError
 
 RUN = Path(__file__).resolve().parents[1] / "data" / "measured"
@@ -36,7 +36,7 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     folder = tmp_path / "temporary"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    monkeypatch.setattr(archives, "_unpacked", {})
+    monkeypatch.setattr(run_folder, "_unpacked", {})
     monkeypatch.chdir(tmp_path)
     return folder
 
@@ -81,7 +81,7 @@ def test_a_replay_of_a_zip_file_continues_under_its_name(tmp_path: Path) -> None
     path = zipped(tmp_path / "measured.zip", "measured/")
     options = {"name": "again", "runs_dir": tmp_path, "progress": False, "report": False}
     first = tuner.replay(path, **options)
-    archives._unpacked.clear()  # as in another process
+    run_folder._unpacked.clear()  # as in another process
     second = tuner.replay(path, **options)
     assert first.points == second.points != ()
     assert str(path) in (tmp_path / "again" / "study.toml").read_text()
@@ -201,7 +201,7 @@ def test_huge_contents_are_refused_before_they_are_unpacked(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(archives, "MAX_UNPACKED_BYTES", 2**20)
+    monkeypatch.setattr(run_folder, "MAX_UNPACKED_BYTES", 2**20)
     zeros = bytes(2**20)
 
     def add(archive: zipfile.ZipFile) -> None:
@@ -289,12 +289,12 @@ def test_a_damaged_zip_file_is_an_error_of_input(tmp_path: Path, temporary: Path
         data[-at] ^= 0xFF
         path.write_bytes(data)
         with contextlib.suppress(InputError):
-            archives.unpacked(path)
-        archives._unpacked.clear()
+            run_folder.unpacked(path)
+        run_folder._unpacked.clear()
     for end in range(0, len(whole), len(whole) // 50):
         path.write_bytes(whole[:end])
         with pytest.raises(InputError):
-            archives.unpacked(path)
+            run_folder.unpacked(path)
 
 
 def test_odd_files_in_place_of_a_zip_file(tmp_path: Path) -> None:

@@ -174,7 +174,9 @@ def test_what_this_machine_cannot_build_is_not_a_candidate_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "space.toml").write_text(SPACE)
-    monkeypatch.setattr("tuner.workload.node.machine.detect_cluster", lambda: load_cluster("cpu-2"))
+    monkeypatch.setattr(
+        "tuner.workload.node.platforms.detect_cluster", lambda: load_cluster("cpu-2")
+    )
     monkeypatch.setattr(from_job, "cannot_build", lambda op, gpus=False: f"no {op}")
     problem = problem_of_job("tiny-gpt", "auto", str(tmp_path / "space.toml"))
     folder = written(StudySpec(name="one", run_dir=tmp_path / "runs" / "one", problem=problem))

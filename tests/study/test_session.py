@@ -615,7 +615,9 @@ def test_without_a_compiler_offload_is_left_out_and_said(monkeypatch, tmp_path):
     from tuner.search_spaces.cluster import load_cluster
 
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
-    monkeypatch.setattr("tuner.workload.node.machine.detect_cluster", lambda: load_cluster("cpu-2"))
+    monkeypatch.setattr(
+        "tuner.workload.node.platforms.detect_cluster", lambda: load_cluster("cpu-2")
+    )
     installed = {"g++": "/usr/bin/g++", "ninja": "/usr/bin/ninja"}
     monkeypatch.setattr("tuner.workload.scripts.installed.shutil.which", installed.get)
     offloads = {c.get("optimizer_offload") for c in problem_of_job().candidates}

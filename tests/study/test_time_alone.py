@@ -24,10 +24,9 @@ from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.storage import open_storage
 from tuner.workload.node.facts import inspect_node
-from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.meters.base import MeterError
 from tuner.workload.node.meters.time_meter import time_alone
-from tuner.workload.node.platforms import platform_of
+from tuner.workload.node.platforms import detect_cluster, platform_of
 from tuner.workload.records.probe import Failure, MeterInfo, ProbeRecord, ProbeRequest
 from tuner.workload.records.trace import read_trace
 

@@ -13,9 +13,8 @@ from unittest import mock
 from hypothesis import strategies as st
 
 from tests.support.shapes import VALUES, bent, of_shape
-from tuner.workload.node.command_group import CommandGroup
 from tuner.workload.node.measure.window import Conductor, ProbeFailed
-from tuner.workload.node.rank_group import RankGroup
+from tuner.workload.node.rank_group import CommandGroup, RankGroup
 from tuner.workload.node.rank_messages import TABLES
 from tuner.workload.records.probe import FAILURES, Failure
 

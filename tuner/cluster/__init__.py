@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tuner.executors.base import Executor, ExecutorKind, Opening
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.errors import InputError
-from tuner.workload.node.machine import detect_cluster
+from tuner.workload.node.platforms import detect_cluster
 
 if TYPE_CHECKING:
     from tuner.cluster.joining import Survey

@@ -22,8 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.cluster.agent import Agent, NodeStatus, unusable
-from tuner.cluster.autoscaling import NodeDemand
-from tuner.cluster.head import Head, address_of, check_address, require_node_here
+from tuner.cluster.head import Head, NodeDemand, address_of, check_address, require_node_here
 from tuner.cluster.peer import PeerLost
 from tuner.cluster.ray_private import has_tokens, quiet, reload_authentication
 from tuner.cluster.security import (

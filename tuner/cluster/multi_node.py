@@ -18,9 +18,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from tuner.cluster.peer import Peer, PeerLost, interface_of
-from tuner.cluster.samples import (
+from tuner.cluster.peer import (
     SHARED,
+    Peer,
+    PeerLost,
+    interface_of,
     merged,
     nearest,
     together,

@@ -487,7 +487,7 @@ def _require_scope(here: str, studied: str) -> None:
 def _this_node(
     studied: Cluster | None, configuration: Configuration, *, clocks: bool = True
 ) -> Cluster:
-    from tuner.workload.node.machine import detect_cluster
+    from tuner.workload.node.platforms import detect_cluster
 
     cluster = detect_cluster()
     if studied is not None and studied.device.is_gpu != cluster.device.is_gpu:

@@ -1,8 +1,8 @@
 """A run as one zip file: the files that its answer is computed from, and its report.
 
-`tuner show FILE.zip` reads it (`tuner.problem.archive`), and unpacked it is a run like any other. A
-redacted one is made of a copy of the run in which names and secrets are replaced, so that its
-report is computed from that copy, too.
+`tuner show FILE.zip` reads it (`tuner.problem.run_folder`), and unpacked it is a run like any
+other. A redacted one is made of a copy of the run in which names and secrets are replaced, so that
+its report is computed from that copy, too.
 """
 
 from __future__ import annotations

@@ -45,7 +45,6 @@ from tuner.workload import hook
 from tuner.workload.hook import watch
 from tuner.workload.hook.watch import ADDRESS
 from tuner.workload.node.clocks.base import Governor, GovernorError
-from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.measure.stragglers import (
     KEPT,
     Arrivals,
@@ -59,7 +58,7 @@ from tuner.workload.node.measure.stragglers import (
 from tuner.workload.node.measure.window import more_faults
 from tuner.workload.node.meters import Meter, MeterError
 from tuner.workload.node.meters.base import device_states
-from tuner.workload.node.platforms import platform_of
+from tuner.workload.node.platforms import detect_cluster, platform_of
 from tuner.workload.node.platforms.base import Platform
 from tuner.workload.node.rank_server import control_socket
 from tuner.workload.scripts.command import Script, read_command

@@ -459,7 +459,7 @@ def cluster_of(cluster: Cluster | str) -> Cluster:
         return cluster
     if cluster != "auto":
         return load_cluster(cluster)
-    from tuner.workload.node.machine import detect_cluster
+    from tuner.workload.node.platforms import detect_cluster
 
     return detect_cluster()
 

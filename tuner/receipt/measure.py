@@ -49,11 +49,10 @@ from tuner.search_spaces.fields import strict_json
 from tuner.search_spaces.safe_files import TemporaryFolder, private_folder, require_own, write_text
 from tuner.workload import hook
 from tuner.workload.hook import ATTACH
-from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.meters import Meter, MeterError
 from tuner.workload.node.meters.base import CounterMeter, opener_of
 from tuner.workload.node.meters.nvml import NvmlMeter
-from tuner.workload.node.platforms import platform_of
+from tuner.workload.node.platforms import detect_cluster, platform_of
 from tuner.workload.node.platforms.nvidia import Nvidia
 from tuner.workload.scripts.secrets import hidden
 

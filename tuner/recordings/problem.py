@@ -7,7 +7,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tuner.problem.archive import is_archive, unpacked
 from tuner.problem.problem import (
     REAL_COST,
     ProbeCost,
@@ -16,7 +15,7 @@ from tuner.problem.problem import (
     baseline_section,
     space_section,
 )
-from tuner.problem.run_folder import RunFolder
+from tuner.problem.run_folder import RunFolder, is_archive, unpacked
 from tuner.problem.study_spec import parse_cluster, parse_job
 from tuner.recordings.table import RecordedTable, load_table
 from tuner.search_spaces.configuration import Configuration

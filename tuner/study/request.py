@@ -311,7 +311,7 @@ def device_elsewhere(cluster: Cluster | str) -> str | None:
     if cluster == "auto":
         return None
     from tuner.problem.from_job import cluster_of
-    from tuner.workload.node.machine import detect_cluster
+    from tuner.workload.node.platforms import detect_cluster
 
     wanted = cluster_of(cluster).device
     if not wanted.is_gpu:  # every machine has cores, whatever its GPUs do

@@ -30,13 +30,12 @@ from tuner.search_spaces.safe_files import (
 from tuner.workload import hook
 from tuner.workload.hook import ATTACH
 from tuner.workload.node.clocks.base import Governor
-from tuner.workload.node.command_group import GONE, CommandGroup, with_entry
 from tuner.workload.node.host import core_ranges, granted_cores, oom_kills
 from tuner.workload.node.measure.window import IdlePower
 from tuner.workload.node.meters import Meter
 from tuner.workload.node.meters.base import Ticker
 from tuner.workload.node.platforms import Platform, platform_of
-from tuner.workload.node.rank_group import ServerError
+from tuner.workload.node.rank_group import GONE, CommandGroup, ServerError, with_entry
 from tuner.workload.node.rank_server import RankServer, RankSpec
 from tuner.workload.records.probe import INSPECTIONS, Failure, ProbeRequest, shown_by
 from tuner.workload.scripts.command import Start

@@ -23,10 +23,9 @@ from typing import Any
 
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.safe_files import TemporaryFolder, refuse_sudo, without_secrets
-from tuner.workload.node.command_group import CommandGroup
 from tuner.workload.node.platforms import platforms
 from tuner.workload.node.platforms.base import Platform
-from tuner.workload.node.rank_group import NoReply, RankGroup, ServerError
+from tuner.workload.node.rank_group import CommandGroup, NoReply, RankGroup, ServerError
 from tuner.workload.scripts.installed import (
     BUILD_LIMIT_S,
     PRELOAD,

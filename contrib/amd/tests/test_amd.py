@@ -18,9 +18,8 @@ from tuner.models.analytic.constants import constants_of, load_constants
 from tuner.search_spaces.errors import InputError
 from tuner.testing.platforms import PlatformContract
 from tuner.workload.node.facts import inspect_node
-from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.meters.base import TAKEN, Meter, MeterError
-from tuner.workload.node.platforms import SOCKET, platform_of, platforms
+from tuner.workload.node.platforms import SOCKET, detect_cluster, platform_of, platforms
 from tuner.workload.node.platforms.base import Host
 from tuner.workload.scripts.installed import TorchBuild
 

@@ -26,7 +26,7 @@ from tests.twin import TwinGpu, TwinNode
 from tuner.cli.main import main as tuner
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.job import TrainingJob, load_job
-from tuner.workload.node.machine import detect_cluster
+from tuner.workload.node.platforms import detect_cluster
 from tuner.workload.node.rank_group import RankGroup
 from tuner.workload.node.rank_server import (
     PRELOAD_OPTIONAL,

@@ -17,7 +17,7 @@ from tuner.search_spaces.cluster import Cluster, load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import load_job
-from tuner.workload.node.machine import detect_cluster
+from tuner.workload.node.platforms import detect_cluster
 from tuner.workload.node.platforms.nvidia import Nvidia
 from tuner.workload.node.rank_group import ServerError
 from tuner.workload.node.rank_launch import Place, RankLaunch, bound_ranks

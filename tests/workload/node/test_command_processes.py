@@ -7,7 +7,7 @@ import subprocess
 from pathlib import Path
 
 from tests.waiting import wait_until
-from tuner.workload.node.command_group import below
+from tuner.workload.node.rank_group import below
 
 #: Starts itself anew in the same process until a file exists, then waits.
 CHAIN = """#!/bin/bash

@@ -15,9 +15,9 @@ from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.job import load_job
 from tuner.search_spaces.space import load_space
 from tuner.workload.node.clocks.cpu import CpuGovernor
-from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.meters.base import Reading
 from tuner.workload.node.meters.rapl import RaplMeter
+from tuner.workload.node.platforms import detect_cluster
 from tuner.workload.node.runner import LocalRunner
 from tuner.workload.records.probe import ProbeRequest, WindowPolicy
 

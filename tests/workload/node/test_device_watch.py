@@ -18,8 +18,8 @@ from tests.twin import TwinGpu, TwinNode
 from tuner.cli.main import main
 from tuner.search_spaces.configuration import Settings
 from tuner.workload.node.host import family
-from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.measure.window import DeviceWatch, ProbeFailed, new_faults
+from tuner.workload.node.platforms import detect_cluster
 from tuner.workload.node.platforms.cores import Cores
 from tuner.workload.node.platforms.nvidia import Nvidia
 from tuner.workload.node.runner import LocalRunner

@@ -16,8 +16,8 @@ from tests.twin import TwinGpu, TwinNode
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.job import load_job
 from tuner.workload.node.clocks.governor import NvmlGovernor
-from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.meters.nvml import NvmlMeter
+from tuner.workload.node.platforms import detect_cluster
 from tuner.workload.node.runner import LocalRunner
 from tuner.workload.records.probe import Measurement, ProbeRequest, WindowPolicy
 from tuner.workload.records.trace import read_power, recover_pending

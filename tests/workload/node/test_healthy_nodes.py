@@ -19,8 +19,8 @@ from tuner.problem.from_job import cluster_of, identity_of
 from tuner.search_spaces.errors import InputError
 from tuner.study.session import _check_question
 from tuner.workload.node.facts import inspect_node
-from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.measure.window import DeviceWatch
+from tuner.workload.node.platforms import detect_cluster
 from tuner.workload.node.platforms.nvidia import Nvidia
 from tuner.workload.records.probe import Failure
 

@@ -8,7 +8,7 @@ import pytest
 
 from tuner.doctor.command import node_lines
 from tuner.workload.node import facts
-from tuner.workload.node.importing import import_errors
+from tuner.workload.node.facts import import_errors
 from tuner.workload.node.platforms.base import NEEDED
 
 MODULES = {

@@ -17,7 +17,7 @@ from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.errors import InputError
 from tuner.workload.node.facts import inspect_node
 from tuner.workload.node.host import host_memory, usable_cores
-from tuner.workload.node.machine import detect_cluster
+from tuner.workload.node.platforms import detect_cluster
 
 GIB = 2**30
 Make = Callable[..., TwinNode]

@@ -20,8 +20,8 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import load_job
 from tuner.workload.node.host import usable_cores
-from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.meters.gpus import cuda_numbering
+from tuner.workload.node.platforms import detect_cluster
 from tuner.workload.node.rank_launch import Place, ProbeNode, RankLaunch
 from tuner.workload.node.runner import LocalRunner
 from tuner.workload.records.probe import ProbeRequest

@@ -20,7 +20,7 @@ from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InvalidConfiguration
 from tuner.search_spaces.job import load_job
 from tuner.workload.node import probe_run
-from tuner.workload.node.machine import detect_cluster
+from tuner.workload.node.platforms import detect_cluster
 from tuner.workload.node.rank_group import ServerError
 from tuner.workload.node.runner import LocalRunner
 from tuner.workload.records.probe import ProbeRecord, ProbeRequest, WindowPolicy
@@ -270,7 +270,7 @@ def test_a_killed_agent_leaves_no_rank_behind(tmp_path: Path) -> None:
             from tuner.search_spaces.configuration import Settings
             from tuner.search_spaces.job import load_job
             from tuner.workload.node.runner import LocalRunner
-            from tuner.workload.node.machine import detect_cluster
+            from tuner.workload.node.platforms import detect_cluster
             from tuner.workload.records.probe import ProbeRequest, WindowPolicy
             runner = LocalRunner(load_job(), detect_cluster(), run_dir={str(tmp_path)!r})
             runner.prepare()

@@ -11,7 +11,7 @@ from benchmarks.twin.front import law_J, small_job, works_s
 from tests.twin import TwinNode
 from tests.twin.specimens import CORE_GPU
 from tuner.search_spaces.configuration import Configuration, Settings
-from tuner.workload.node.machine import detect_cluster
+from tuner.workload.node.platforms import detect_cluster
 from tuner.workload.node.runner import LocalRunner
 from tuner.workload.records.probe import ProbeRequest, WindowPolicy
 

@@ -18,7 +18,7 @@ from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import load_job
 from tuner.search_spaces.rules import broken_rules
-from tuner.workload.node.machine import detect_cluster
+from tuner.workload.node.platforms import detect_cluster
 from tuner.workload.node.probe_run import ops_needed
 from tuner.workload.program.built_in_job import training_arguments
 from tuner.workload.scripts.deepspeed_config import (

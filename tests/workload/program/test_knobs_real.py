@@ -27,7 +27,7 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import TrainingJob, load_job
 from tuner.search_spaces.knobs import KNOBS, Value
 from tuner.search_spaces.rules import broken_rules, unrunnable, why_it_cannot_run
-from tuner.workload.node.machine import detect_cluster
+from tuner.workload.node.platforms import detect_cluster
 from tuner.workload.program.built_in_job import BuiltInJob
 
 #: The first offload compiles CPU Adam, which takes minutes on a busy machine.

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from benchmarks.figures import ROOT
-from tuner.workload.node.machine import detect_cluster
+from tuner.workload.node.platforms import detect_cluster
 from tuner.workload.node.runner import LocalRunner
 from tuner.workload.records.probe import ProbeRecord, ProbeRequest
 from tuner.workload.scripts.command import Observation, Script

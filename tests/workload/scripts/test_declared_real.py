@@ -16,7 +16,7 @@ from tuner.api import load_result
 from tuner.cli.main import main
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.knob_declarations import Knob
-from tuner.workload.node.machine import detect_cluster
+from tuner.workload.node.platforms import detect_cluster
 from tuner.workload.records.probe import ProbeRequest, WindowPolicy
 from tuner.workload.scripts.command import Script
 

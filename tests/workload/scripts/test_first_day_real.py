@@ -14,7 +14,7 @@ import pytest
 from tuner.cli.main import main
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
-from tuner.workload.node.machine import detect_cluster
+from tuner.workload.node.platforms import detect_cluster
 from tuner.workload.node.runner import LocalRunner
 from tuner.workload.records.probe import ProbeRequest, WindowPolicy
 from tuner.workload.scripts.command import Script

@@ -41,7 +41,7 @@ def test_what_a_line_adds_to_python_path_belongs_to_its_ranks(place: Path) -> No
 def test_a_line_that_trains_nothing_to_be_seen_ends_in_a_sentence(
     place: Path, monkeypatch: pytest.MonkeyPatch, line: str, sentences: tuple[str, ...]
 ) -> None:
-    monkeypatch.setattr("tuner.workload.node.command_group.LEAST_PATIENCE_S", 4.0)
+    monkeypatch.setattr("tuner.workload.node.rank_group.LEAST_PATIENCE_S", 4.0)
     limit_s = 8.0 if "out of time" in sentences[0] else 60.0
     with pytest.raises(InputError) as error:
         observe(place, line, limit_s=limit_s)
@@ -62,7 +62,7 @@ def test_a_command_that_leaves_a_daemon_ends_with_it(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for limit in ("START_LIMIT_S", "IMPORT_LIMIT_S"):
-        monkeypatch.setattr(f"tuner.workload.node.command_group.{limit}", 0.5)
+        monkeypatch.setattr(f"tuner.workload.node.rank_group.{limit}", 0.5)
     began = time.monotonic()
     with pytest.raises(InputError, match="without an optimizer step"):
         observe(place, "setsid bash -c 'sleep 397.5; :' &")

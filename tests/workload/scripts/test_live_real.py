@@ -13,7 +13,7 @@ from tests.support.studies import run_optimize
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.knob_declarations import Knob
-from tuner.workload.node.machine import detect_cluster
+from tuner.workload.node.platforms import detect_cluster
 from tuner.workload.records.probe import ProbeRequest, WindowPolicy
 from tuner.workload.records.trace import read_trace
 from tuner.workload.scripts.command import Script

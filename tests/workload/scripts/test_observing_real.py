@@ -17,8 +17,8 @@ from tuner.executors.local import LocalNode
 from tuner.problem.run_folder import RunFolder
 from tuner.search_spaces.errors import InputError
 from tuner.study.request import job_of_script
-from tuner.workload.node import command_group
-from tuner.workload.node.machine import detect_cluster
+from tuner.workload.node import rank_group
+from tuner.workload.node.platforms import detect_cluster
 from tuner.workload.node.rank_launch import reserved_port
 from tuner.workload.node.runner import LocalRunner
 from tuner.workload.scripts.command import Script
@@ -317,7 +317,7 @@ def test_processes_that_train_side_by_side_are_no_job(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_ranks_on_other_machines_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(command_group, "LEAST_PATIENCE_S", 1.0)
+    monkeypatch.setattr(rank_group, "LEAST_PATIENCE_S", 1.0)
     program = TRAIN.replace("m = torch", "torch.distributed.get_world_size = lambda: 2\nm = torch")
     with pytest.raises(InputError, match="1 of 2 ranks train on this machine"):
         observe(tmp_path, "torchrun --standalone train.py", program)

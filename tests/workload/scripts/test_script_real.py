@@ -19,7 +19,7 @@ from tuner.deploy.launch_files import write_launch_files
 from tuner.result import Result
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
-from tuner.workload.node.machine import detect_cluster
+from tuner.workload.node.platforms import detect_cluster
 from tuner.workload.node.runner import LocalRunner
 from tuner.workload.records.probe import ProbeRecord, ProbeRequest, WindowPolicy
 from tuner.workload.scripts.command import Script

@@ -15,16 +15,85 @@ import importlib
 import json
 import math
 import os
+import pwd
 import select
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from tuner.workload.node.clocks import guard, locks
+from tuner.workload.node.clocks import guard
+from tuner.workload.node.meters.gpus import on_twin, query
+
+# Locks of GPUs: the file that a guard locks, and the search that holds it.
+#
+# A guard locks the device file of each GPU that it sets, and the kernel releases the lock when the
+# guard ends. Every process that may use a GPU can lock it, so the guard of root and the agent's own
+# exclude each other (`tuner.workload.node.clocks.guard.hold`).
+
+
+#: The start of the name that a guard gives its process; its agent's number follows.
+NAME = "guard:"
+
+
+def device_of(nvml: Any, uuid: str) -> Path | None:
+    """Return the device file of a GPU; None if NVML or this machine has none, as under WSL."""
+    handle = nvml.nvmlDeviceGetHandleByUUID(uuid)
+    minor = query(nvml, None, lambda: nvml.nvmlDeviceGetMinorNumber(handle))
+    own = f"{os.environ['JOULEFRONT_TWIN']}.gpu{{}}" if on_twin() else guard.DEVICE
+    path = Path(own.format(minor))
+    return path if minor is not None and path.exists() else None
+
+
+def _uid(pid: int) -> int:
+    status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
+    return int(status.partition("\nUid:")[2].split()[0])
+
+
+def _agent(pid: int) -> int:
+    """Return the process for which a guard works, or the process itself; OSError if it is gone."""
+    name = Path(f"/proc/{pid}/comm").read_text(encoding="utf-8", errors="replace").strip()
+    agent = name.removeprefix(NAME)
+    if not (name.startswith(NAME) and agent.isdecimal()):
+        return pid
+    # Any process can call itself a guard, so a user's is believed about this user only.
+    return int(agent) if _uid(pid) in (0, _uid(int(agent))) else pid
+
+
+def _lock_owners(path: Path) -> Iterator[int]:
+    stat = path.stat()
+    inode = f"{os.major(stat.st_dev):02x}:{os.minor(stat.st_dev):02x}:{stat.st_ino}"
+    for line in Path("/proc/locks").read_text(encoding="utf-8").splitlines():
+        words = line.split()
+        if words[1:2] == ["FLOCK"] and words[5] == inode:
+            yield int(words[4])
+
+
+def holder(path: Path) -> str:
+    """Return which search holds a device, as "process 4321 of alice", or ""."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for pid in _lock_owners(path):
+            agent = _agent(pid)
+            uid = _uid(agent)
+            try:
+                user = pwd.getpwuid(uid).pw_name
+            except KeyError:
+                user = f"UID {uid}"
+            return f"process {agent} of {user}"
+    return ""
+
+
+def why_held(uuid: str, path: Path | None) -> str:
+    """Return the sentence for a search whose GPU another search holds."""
+    owner = holder(path) if path is not None else ""
+    return (
+        f"another search{f' ({owner})' if owner else ''} sets the clocks of {uuid}; wait for its "
+        "end, or leave the clocks alone with --no-clocks"
+    )
+
 
 #: The longest that the guard may take for an answer, seconds.
 REPLY_S = 20.0
@@ -268,13 +337,13 @@ class _LockedGpus:
         """Lock GPUs until this process ends; return the reason if one cannot be had, or ""."""
         end_s = time.monotonic() + END_S
         for uuid in sorted(set(uuids) - set(self._files)):
-            path = locks.device_of(self._library, uuid)
+            path = device_of(self._library, uuid)
             while uuid not in self._files:
                 try:
                     self._files[uuid] = guard.hold(str(path)) if path is not None else None
                 except BlockingIOError:  # a guard that is about to end has a moment
                     if time.monotonic() > end_s:
-                        return locks.why_held(uuid, path)
+                        return why_held(uuid, path)
                     time.sleep(guard.WAIT_S)
         return ""
 

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tuner.workload.node.clocks import guard, locks
+from tuner.workload.node.clocks import guard, guard_client
 from tuner.workload.node.clocks.clock_backends import (
     EARLIER,
     ClockBackend,
@@ -235,7 +235,7 @@ class RootGuardNvml(NvmlProxy):
             if verb == "Reset":  # nothing of this search stands on a GPU that another holds
                 return
             if time.monotonic() > end_s:  # a guard that is about to end had its moment
-                raise GpuHeld(locks.why_held(uuid, locks.device_of(nvml, uuid)))
+                raise GpuHeld(guard_client.why_held(uuid, guard_client.device_of(nvml, uuid)))
             time.sleep(guard.WAIT_S)
         if "error" in reply:
             raise nvml.NVMLError(reply.get("nvml", nvml.NVML_ERROR_UNKNOWN))

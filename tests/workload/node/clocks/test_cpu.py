@@ -22,7 +22,7 @@ from tuner.workload.node.clocks.base import (
     SetByOthers,
 )
 from tuner.workload.node.clocks.cpu import CpuGovernor
-from tuner.workload.node.machine import detect_cluster
+from tuner.workload.node.platforms import detect_cluster
 from tuner.workload.node.platforms.cores import Cores
 
 CLOCK = "devices/system/cpu/cpufreq/policy{}/scaling_max_freq"

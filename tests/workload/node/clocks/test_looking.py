@@ -18,8 +18,7 @@ from tuner.search_spaces.errors import InputError
 from tuner.workload.node.clocks.clock_backends import has_right
 from tuner.workload.node.clocks.governor import NvmlGovernor
 from tuner.workload.node.facts import inspect_node
-from tuner.workload.node.machine import detect_cluster
-from tuner.workload.node.platforms import platform_of
+from tuner.workload.node.platforms import detect_cluster, platform_of
 from tuner.workload.node.runner import LocalRunner
 
 Make = Callable[..., TwinNode]

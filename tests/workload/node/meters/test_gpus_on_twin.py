@@ -18,7 +18,6 @@ from tuner.cli.main import main
 from tuner.search_spaces.errors import InputError
 from tuner.study.request import device_elsewhere
 from tuner.workload.node.facts import inspect_node
-from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.meters.base import MeterError, NoDriver
 from tuner.workload.node.meters.gpus import (
     cuda_numbering,
@@ -27,6 +26,7 @@ from tuner.workload.node.meters.gpus import (
     visible_gpus,
     why_not_binding,
 )
+from tuner.workload.node.platforms import detect_cluster
 
 pytestmark = pytest.mark.needs("cc")
 Make = Callable[..., TwinNode]

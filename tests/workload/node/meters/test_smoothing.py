@@ -12,10 +12,10 @@ from benchmarks.twin.energy import random_gpu
 from benchmarks.twin.smoothing import GPU, RAMPS, window_of
 from tests.twin import TwinGpu, TwinNode
 from tuner.search_spaces.configuration import Settings
-from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.measure.measurement import measurement
 from tuner.workload.node.measure.statistics import DOUBT_SHARE, Window
 from tuner.workload.node.meters.base import Reading
+from tuner.workload.node.platforms import detect_cluster
 from tuner.workload.records.probe import Measurement, WindowPolicy
 
 pytestmark = pytest.mark.needs("cc")

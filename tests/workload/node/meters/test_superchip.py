@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from tests.twin import TwinGpu, TwinNode
-from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.meters.base import SOCKET, MeterError
 from tuner.workload.node.meters.nvml import NvmlMeter
 from tuner.workload.node.meters.superchip import SuperchipMeter, channels
+from tuner.workload.node.platforms import detect_cluster
 from tuner.workload.node.platforms.nvidia import Nvidia
 
 pytestmark = pytest.mark.needs("cc")

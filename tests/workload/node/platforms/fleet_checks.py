@@ -20,10 +20,10 @@ from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.space import Candidates
 from tuner.workload.node.clocks.governor import NvmlGovernor
-from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.measure.measurement import delivered_of, not_applied
 from tuner.workload.node.measure.window import DeviceWatch
 from tuner.workload.node.meters.nvml import NvmlMeter
+from tuner.workload.node.platforms import detect_cluster
 from tuner.workload.node.platforms.nvidia import Nvidia
 from tuner.workload.node.rank_server import RankServer
 from tuner.workload.records.probe import (

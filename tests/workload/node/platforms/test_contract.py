@@ -13,8 +13,7 @@ from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.errors import InputError, InvalidValue
 from tuner.testing.platforms import PlatformContract
 from tuner.workload.node.facts import inspect_node
-from tuner.workload.node.machine import detect_cluster
-from tuner.workload.node.platforms import SOCKET, platform_of, platforms
+from tuner.workload.node.platforms import SOCKET, detect_cluster, platform_of, platforms
 from tuner.workload.node.platforms.cores import Cores
 from tuner.workload.node.platforms.nvidia import Nvidia
 

@@ -23,8 +23,8 @@ from tuner.search_spaces.job import load_job
 from tuner.workload.node.clocks.base import GovernorError
 from tuner.workload.node.clocks.governor import NvmlGovernor
 from tuner.workload.node.facts import inspect_node
-from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.measure.window import new_faults
+from tuner.workload.node.platforms import detect_cluster
 from tuner.workload.node.platforms.nvidia import Nvidia
 from tuner.workload.node.probe_run import apply_live
 from tuner.workload.records.probe import UnappliedSetting

@@ -9,7 +9,7 @@ import pytest
 
 from tests.twin import TwinGpu, TwinNode
 from tuner.workload.node.facts import inspect_node
-from tuner.workload.node.machine import detect_cluster
+from tuner.workload.node.platforms import detect_cluster
 from tuner.workload.node.platforms.nvidia import Nvidia
 
 pytestmark = pytest.mark.needs("cc")

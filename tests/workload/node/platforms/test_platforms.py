@@ -14,12 +14,11 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import load_job
 from tuner.workload.node.clocks.base import FixedGovernor, Governor
 from tuner.workload.node.facts import inspect_node
-from tuner.workload.node.machine import detect_cluster
 from tuner.workload.node.measure.window import DeviceWatch, ProbeFailed
 from tuner.workload.node.meters import Meter
 from tuner.workload.node.meters.base import TAKEN
 from tuner.workload.node.meters.rapl import EstimatedMeter
-from tuner.workload.node.platforms import SOCKET, platform_of, platforms
+from tuner.workload.node.platforms import SOCKET, detect_cluster, platform_of, platforms
 from tuner.workload.node.platforms.base import ClockFacts, DeviceFacts, GpuFacts, Host, Platform
 from tuner.workload.program.built_in_job import OFFLOAD_RULE
 from tuner.workload.records.probe import Failure, MeterInfo

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.scripts import inspected
 from tuner.search_spaces.configuration import Configuration
-from tuner.workload.node.machine import detect_cluster
+from tuner.workload.node.platforms import detect_cluster
 from tuner.workload.records.probe import ProbeRequest, WindowPolicy
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.inspection import blank_job

@@ -13,7 +13,7 @@ from tests.support.commands import finished
 from tests.support.scripts import inspected
 from tuner.deploy.launch_files import write_launch_files
 from tuner.search_spaces.configuration import Configuration
-from tuner.workload.node.machine import detect_cluster
+from tuner.workload.node.platforms import detect_cluster
 from tuner.workload.records.probe import ProbeRequest, WindowPolicy
 from tuner.workload.scripts.command import Script
 
