@@ -18,12 +18,12 @@ def test_every_part_has_its_place(production_modules: list[Module]) -> None:
 def test_an_import_upwards_and_a_bare_folder_are_found(tmp_path: Path) -> None:
     path = tmp_path / "pareto.py"
     path.write_text(
-        "import models\nfrom tuner import study\n\ndef f():\n    import tuner.display.live\n"
+        "import models\nfrom tuner import study\n\ndef f():\n    import tuner.display.progress\n"
     )
     assert import_violations([Module("tuner.pareto", path)]) == [
         "tuner.pareto imports models",
         "tuner.pareto imports tuner.study",
-        "tuner.pareto imports tuner.display.live",
+        "tuner.pareto imports tuner.display.progress",
     ]
     assert isinstance(Module("tuner.pareto", path).tree, ast.Module)
 

@@ -41,8 +41,7 @@ Request = TypeVar("Request", bound=JobRequest)
 @contextmanager
 def receiver(progress: bool, on_progress: Notify | None) -> Iterator[Notify]:
     """Yield the receiver of progress events: a live view, and the caller's own."""
-    from tuner.display.live import shown
-    from tuner.display.progress import ProgressLogger
+    from tuner.display.progress import ProgressLogger, shown
 
     with shown() if progress else nullcontext() as view:
         yield ProgressLogger(view, on_progress)

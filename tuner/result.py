@@ -108,7 +108,7 @@ class Result(Answer):
 
     def _repr_html_(self) -> str:
         """Return the recommendation and the front as a table, for a notebook."""
-        return _extra("notebook").result_html(self)
+        return _extra("report").result_html(self)
 
     def __str__(self) -> str:
         """Return the answer that `tuner optimize` ends with."""

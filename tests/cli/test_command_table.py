@@ -93,7 +93,7 @@ MEASURED = Path(__file__).resolve().parents[1] / "data" / "measured"
         ("tuner.display.export", lambda run: run.table, "this view of a result"),
         ("tuner.display.export", lambda run: run.to_csv("x.csv"), "this view of a result"),
         ("tuner.display.plots", lambda run: run.plot(), "this view of a result"),
-        ("tuner.display.notebook", lambda run: run._repr_html_(), "this view of a result"),
+        ("tuner.display.report", lambda run: run._repr_html_(), "this view of a result"),
     ],
 )
 def test_a_name_of_an_extra_that_is_left_out_is_one_sentence(
@@ -123,7 +123,7 @@ def leave_out(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
 def test_without_the_report_the_other_commands_of_a_run_work(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    for name in ("report", "plots", "export", "notebook", "figures", "html"):
+    for name in ("report", "plots", "export", "figures", "html"):
         leave_out(monkeypatch, f"tuner.display.{name}")
     leave_out(monkeypatch, "tuner.comparison")
     for words in (["show"], ["choose", "--minimize", "energy"], ["replay", "--name", "again"]):

@@ -7,10 +7,9 @@ from dataclasses import fields, replace
 import pytest
 
 from tests.support.results import ESTIMATED, NVML, TWIN, failed, small_result
-from tuner.display.basis_words import WORDS
 from tuner.display.report import render_report
 from tuner.display.text import summary_lines
-from tuner.display.view import View
+from tuner.display.view import WORDS, View
 from tuner.search_spaces.job import load_job
 from tuner.workload.records.probe import Basis, MeterInfo
 

@@ -31,14 +31,14 @@ from tuner.answer.judge import Judge
 from tuner.answer.parts import Verification
 from tuner.comparison.explain import explain
 from tuner.display.advice import evidence_sentence
-from tuner.display.figures.power import (
+from tuner.display.figures import (
+    PURPLE,
     Timeline,
     phase_means,
     read_timeline,
     shown_timelines,
     timeline_figure,
 )
-from tuner.display.figures.style import PURPLE
 from tuner.display.plots import figures, front_figure
 from tuner.display.report import render_report
 from tuner.problem.settings import NoVerdict

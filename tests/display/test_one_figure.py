@@ -17,8 +17,7 @@ from tests.answer.test_recommendation import result_of
 from tests.support.results import large_result
 from tests.support.studies import METER, measured
 from tuner.display.advice import headline
-from tuner.display.notebook import result_html
-from tuner.display.report import render_report
+from tuner.display.report import render_report, result_html
 from tuner.display.text import answer_lines, choice_lines, summary_lines
 from tuner.display.view import View
 from tuner.formatting import change, number

@@ -32,16 +32,15 @@ from tests.support.results import (
     small_result,
 )
 from tuner.answer.parts import Choice, ResolvedRequest
-from tuner.display.figures.style import DARK, dark_palette
+from tuner.display.figures import DARK, dark_palette
 from tuner.display.html.environment import environment, in_script
-from tuner.display.notebook import result_html
 from tuner.display.plots import (
     figures,
     front_figure,
     hypervolume_figure,
     live_figure,
 )
-from tuner.display.report import render_report, write_report
+from tuner.display.report import render_report, result_html, write_report
 from tuner.display.view import View
 from tuner.problem.constraints import Constraints
 from tuner.problem.run_folder import RunFolder

@@ -26,7 +26,7 @@ from typing import Any
 from unittest import mock
 
 from tuner.cli.main import main
-from tuner.display.notebook import result_html
+from tuner.display.report import result_html
 from tuner.planner import plan
 from tuner.problem import problem
 from tuner.study import load

@@ -14,8 +14,7 @@ from tests.twin import TwinGpu, TwinNode
 from tuner.answer.parts import as_json
 from tuner.dashboard.server import note
 from tuner.display.progress import EventLines, metrics_of
-from tuner.display.record_text import record_lines
-from tuner.display.text import summary_lines
+from tuner.display.text import record_lines, summary_lines
 from tuner.executors.local import SimulatedExecutor
 from tuner.problem.constraints import Constraints
 from tuner.problem.settings import SearchSettings, energy_not_repaid, stop_sentence

@@ -122,7 +122,7 @@ def draw_figure(
 ) -> Path:
     """Draw one Plotly figure as a PNG, e.g. `draw_figure(front_figure(result), "docs/front.png")`;
     `dark` draws it in the report's dark colours."""
-    from tuner.display.figures.style import DARK
+    from tuner.display.figures import DARK
 
     text = str(figure.to_json())
     if dark:

@@ -87,7 +87,7 @@ def progress(args: argparse.Namespace) -> Iterator[Any]:
         if args.quiet:
             yield None
             return
-        from tuner.display.live import shown
+        from tuner.display.progress import shown
 
         with shown(plain=args.plain, verbose=getattr(args, "verbose", False)) as view:
             yield view

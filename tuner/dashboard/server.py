@@ -25,8 +25,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from tuner.answer.answer import Answer
 from tuner.display.advice import advice_lines
-from tuner.display.columns import ENERGY, TIME
-from tuner.display.view import View
+from tuner.display.view import ENERGY, TIME, View
 from tuner.formatting import counted, label
 from tuner.problem.run_folder import RunFolder
 from tuner.search_spaces.errors import InputError, InvalidValue

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.answer.answer import Answer
 from tuner.answer.parts import Point
-from tuner.display.columns import file_columns
-from tuner.display.view import View
+from tuner.display.view import View, file_columns
 from tuner.formatting import ordered_knobs, settings_text
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.knobs import by_stage, value_text

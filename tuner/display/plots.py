@@ -1,7 +1,7 @@
 """The result as Plotly figures.
 
 Each function takes a `Result` and returns one figure, or None where there is nothing to draw, so
-that no empty panel is ever shown. All share one look (`tuner.display.figures.style`), name the unit
+that no empty panel is ever shown. All share one look (`tuner.display.figures`), name the unit
 on every axis and say "estimated" where the energy is. Text that a user or a script wrote is
 escaped, because Plotly reads tags in it.
 """
@@ -15,9 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from tuner.answer.answer import Answer
 from tuner.answer.parts import Explanation, Point
-from tuner.display.figures.front import front_figure
-from tuner.display.figures.power import Timeline, shown_timelines, timeline_figure
-from tuner.display.figures.style import (
+from tuner.display.figures import (
     BLUE,
     GREEN,
     MUTED,
@@ -25,10 +23,14 @@ from tuner.display.figures.style import (
     SERIES,
     SYMBOLS,
     Axis,
+    Timeline,
     empty_figure,
     error_bars,
+    front_figure,
     points_trace,
     scatter_trace,
+    shown_timelines,
+    timeline_figure,
     wrapped,
 )
 from tuner.display.view import View

@@ -17,12 +17,13 @@ from pathlib import Path
 from tuner.answer.answer import Answer
 from tuner.answer.parts import Explanation
 from tuner.display import plots
-from tuner.display.figures.power import shown_timelines
-from tuner.display.figures.style import dark_palette
+from tuner.display.advice import advice_lines, evidence_sentence
+from tuner.display.figures import dark_palette, shown_timelines
 from tuner.display.html.answer import front_values, top_values
 from tuner.display.html.details import detail_values
 from tuner.display.html.environment import render
-from tuner.display.view import View
+from tuner.display.view import NOTEBOOK, View, energy_columns
+from tuner.formatting import common_mark, label, value_text
 from tuner.search_spaces.safe_files import write_text
 from tuner.workload.records.probe import ProbeRecord
 
@@ -74,4 +75,36 @@ def render_report(result: Answer, *, records: Sequence[ProbeRecord] = ()) -> str
         **top_values(view, figures),
         **front_values(view),
         **detail_values(view, explanation, timelines),
+    )
+
+
+#: More points of a front than this are said and not shown; `result.front` holds all.
+_MOST_ROWS = 25
+
+
+def result_html(result: Answer) -> str:
+    """Return the result as HTML in the notebook's own look."""
+    view = View(result)
+    points = result.front_points[:_MOST_ROWS]
+    estimated = label(common_mark(p.meter for p in points))
+    columns = energy_columns(NOTEBOOK, view)
+    heads = [column.title(view.units) + estimated * column.metered for column in columns]
+    rows = [
+        [
+            *(value_text(p.configuration.get(name)) for name in view.names),
+            *(column.figure(view, p) for column in columns),
+        ]
+        for p in points
+    ]
+    headline, *details = advice_lines(result) or [result.choice.sentence]
+    sentences = [*details, view.words.notice, evidence_sentence(result), view.payback]
+    return render(
+        "notebook.html",
+        result=result,
+        headline=headline,
+        sentences=[sentence for sentence in sentences if sentence],
+        heads=[*view.names, *heads],
+        rows=list(zip(points, rows, strict=True)),
+        view=view,
+        more=len(result.front_points) - len(points),
     )

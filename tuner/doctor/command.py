@@ -93,7 +93,7 @@ def _probe(args: argparse.Namespace) -> int:
         record = runner.run(_request(job, cluster, configuration, args.time_limit_s))
     with TraceWriter(folder / "trace" / "probes.jsonl") as writer:
         writer.append(record)
-    from tuner.display.record_text import record_lines
+    from tuner.display.text import record_lines
 
     answer(args, record.to_json(), [*record_lines(record), f"record: {writer.path}"])
     return OK if record.ok else FAILED

@@ -73,8 +73,7 @@ class Pace:
 @contextmanager
 def played(args: argparse.Namespace) -> Iterator[Any]:
     """Yield the receiver of progress events: a paced live view, or a line printer."""
-    from tuner.display.live import LiveView, can_be_live
-    from tuner.display.progress import ProgressPrinter
+    from tuner.display.progress import LiveView, ProgressPrinter, can_be_live
 
     if not can_be_live(sys.stderr):
         yield ProgressPrinter()

@@ -12,9 +12,8 @@ from tuner.answer.choice import as_shown, carbon_g, cost_of, ratios_to
 from tuner.answer.choice_grid import choice_grid
 from tuner.answer.parts import Point
 from tuner.display.advice import details, evidence_sentence, headline
-from tuner.display.columns import ENERGY, MEMORY, PAGE, TIME, energy_columns
 from tuner.display.html.environment import macro
-from tuner.display.view import View
+from tuner.display.view import ENERGY, MEMORY, PAGE, TIME, View, energy_columns
 from tuner.formatting import change, counted, duration, label, number, percent, probability, short
 from tuner.problem.run_folder import RunFolder
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuner.answer.parts import Explanation
-from tuner.display.figures.power import Timeline, phase_means
+from tuner.display.figures import Timeline, phase_means
 from tuner.display.view import View, figure_texts
 from tuner.formatting import Units, energy_text, label, number, percent, signed_percent
 from tuner.problem.constraints import LIMITS
