@@ -28,7 +28,7 @@ from tuner.problem.constraints import Constraints
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.knob_declarations import Knob, parse_knob
-from tuner.workload.hook import live_knobs
+from tuner.workload.hook import state
 from tuner.workload.hook.watch import Watch
 from tuner.workload.node.clocks.base import KnobRefused
 
@@ -44,7 +44,7 @@ class Ranks:
 
     def __init__(self, path: Path, count: int, ahead: int = 0) -> None:
         self.changes: list[tuple[str, int, object]] = []
-        live_knobs.live("workers", self._set, lambda: 0)
+        state.live("workers", self._set, lambda: 0)
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(str(path))
         listener.listen()
@@ -74,7 +74,7 @@ class Ranks:
             thread.join(60)
             assert not thread.is_alive()
         self.marks.close()
-        live_knobs.forget()
+        state.forget_live()
 
 
 @pytest.fixture

@@ -30,9 +30,8 @@ boundary, 0 if the program's accumulation cannot be set.
 from .attachment import ATTACH, attach
 from .counting import GROUPS
 from .engine import halved, merge, micro_batches, parse_config, split_differently
-from .live_knobs import live
 from .program import main, run_rank
-from .state import NotAsRequested, configuration, phase
+from .state import NotAsRequested, configuration, live, phase
 from .watching import step
 
 __all__ = [

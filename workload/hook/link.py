@@ -16,7 +16,7 @@ import traceback
 from collections import deque
 from typing import Any, NoReturn
 
-from . import live_knobs, state
+from . import state
 from .counting import GROUPS
 
 # Ordinary exceptions that mean "no memory left", by name: torch cannot be imported here.
@@ -159,7 +159,7 @@ class Link:
         self.starting = False
         inspects = state.options.get("inspect") and self.steps <= GROUPS
         if inspects or (state.options.get("counts") and self.steps == GROUPS):
-            facts = {**state.facts(), "live": live_knobs.present()}
+            facts = {**state.facts(), "live": state.present_values()}
             self.send("facts " + json.dumps(facts, default=str))
         if self.steps < self._until:
             self._times.add(f"step {self.steps}")
@@ -174,7 +174,7 @@ class Link:
         self.send(f"{report}at {self.steps} {at_s:.7f}")
         line = self._receive()
         while line.startswith("set "):
-            values_read = live_knobs.set_values(json.loads(line.removeprefix("set ")))
+            values_read = state.set_values(json.loads(line.removeprefix("set ")))
             self.send("set " + json.dumps(values_read, default=str))
             line = self._receive()
         if line == "quit":

@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from . import counting, engine, frames, live_knobs, source, state, steps, torch_settings, watching
+from . import counting, engine, frames, source, state, steps, torch_settings, watching
 from .link import Link, end_process
 from .loopback import MEETING, RANKS, listen_on_loopback, meet_in_files, run_program
 
@@ -31,7 +31,7 @@ def prepare(options: Mapping[str, Any]) -> None:
     state.options.update(options)
     state.seen.clear()
     watching.counter.forget()
-    live_knobs.forget()
+    state.forget_live()
     sys.path[:0] = options.get("path", [])
     os.environ.update(options.get("env", {}))
     if options.get("inspect") or options.get("counts"):

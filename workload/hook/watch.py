@@ -16,7 +16,7 @@ import os
 import socket
 from typing import Any
 
-from . import engine, live_knobs, state, steps, watching
+from . import engine, state, steps, watching
 from .link import DeviceTimes, finish_device_work
 
 #: Environment variable with the path of the agent's socket.
@@ -63,7 +63,7 @@ class Watch:
             return
         if self.steps == 1 and (length := watching.stated_length()):
             self._send(f"length {length['steps'] - length.get('done', 0)}\n")
-        if self.steps == 1 and (present := live_knobs.present()):
+        if self.steps == 1 and (present := state.present_values()):
             self._send(f"knobs {json.dumps(present, default=str)}\n")
         self._times.add(f"step {self.steps}")
         # The first time reads the device's clock, for which it must be idle once.
@@ -83,7 +83,7 @@ class Watch:
         finish_device_work()
         self._send(f"at {stop}\n")
         while (line := self._line(wait=True)).startswith("set "):
-            values_read = live_knobs.set_values(json.loads(line.removeprefix("set ")))
+            values_read = state.set_values(json.loads(line.removeprefix("set ")))
             self._send(f"set {json.dumps(values_read, default=str)}\n")
 
     def _line(self, *, wait: bool) -> str:

@@ -7,14 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from tuner.workload.hook import live, live_knobs, state
+from tuner.workload.hook import live, state
 
 
 @pytest.fixture(autouse=True)
 def _clean() -> Iterator[None]:
     kept = dict(state.options)
     yield
-    live_knobs.forget()
+    state.forget_live()
     state.options.clear()
     state.options.update(kept)
     state.link = None
@@ -25,9 +25,9 @@ def test_values_are_set_and_read_back() -> None:
     seen: list[int] = []
     live("workers", seen.append, lambda: seen[-1] if seen else 2)
     live("silent", seen.append)
-    assert live_knobs.present() == {"workers": 2, "silent": None}
-    assert live_knobs.set_values({"workers": 4}) == {"read": {"workers": 4}}
-    assert live_knobs.set_values({"silent": 1}) == {"read": {}}
+    assert state.present_values() == {"workers": 2, "silent": None}
+    assert state.set_values({"workers": 4}) == {"read": {"workers": 4}}
+    assert state.set_values({"silent": 1}) == {"read": {}}
     assert seen == [4, 1]
 
 
@@ -36,9 +36,9 @@ def test_a_refusal_and_an_unknown_knob_are_sentences() -> None:
         raise ValueError("too many\nlines")
 
     live("workers", refuse)
-    refused = live_knobs.set_values({"workers": 4})["refused"]
+    refused = state.set_values({"workers": 4})["refused"]
     assert refused == "the script's function for workers refused 4: ValueError: too many"
-    assert "not registered a live knob 'other'" in live_knobs.set_values({"other": 1})["refused"]
+    assert "not registered a live knob 'other'" in state.set_values({"other": 1})["refused"]
 
 
 def test_outside_a_probe_the_chosen_value_is_set_at_once() -> None:
