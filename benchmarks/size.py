@@ -36,7 +36,7 @@ from benchmarks.walk import PROBE, Walk, figures_of_walk, walk_of_a_request
 #: The import package's parts from the ground up: each may import those before it.
 LAYERS = (
     *("search_spaces", "workload", "models"),
-    *("formatting", "pareto", "storage", "terminal"),
+    *("formatting", "pareto", "terminal"),
     *("problem", "executors", "search", "answer", "study"),
     *("display", "result", "api", "cli", "doctor"),
     *(

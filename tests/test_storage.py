@@ -22,8 +22,7 @@ from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import load_job
 from tuner.search_spaces.space import load_space
-from tuner.storage import open_storage, storage_trouble
-from tuner.study.recorder import StudyRecorder
+from tuner.study.recorder import StudyRecorder, open_storage, storage_trouble
 from tuner.workload.records.trace import compact, read_trace, recover_pending
 
 pytestmark = pytest.mark.usefixtures("next_candidates")

@@ -353,7 +353,7 @@ def count_losses(run: RunFolder, ledger: Path, storage: str | None = None) -> tu
     import optuna
     from optuna.trial import TrialState
 
-    from tuner.storage import open_storage
+    from tuner.study.recorder import open_storage
 
     records = read_trace(run.trace).records
     kept = Counter(

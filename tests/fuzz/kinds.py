@@ -43,7 +43,7 @@ from tuner.search_spaces.job import load_job
 from tuner.search_spaces.knob_declarations import load_pack, parse_knob
 from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.space import load_space
-from tuner.storage import open_storage
+from tuner.study.recorder import open_storage
 from tuner.workload import hook
 from tuner.workload.hook.tally import HEAD
 from tuner.workload.records.trace import (

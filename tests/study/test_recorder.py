@@ -25,8 +25,7 @@ from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.space import load_space
-from tuner.storage import open_storage, storage_name
-from tuner.study.recorder import METRICS, StudyRecorder
+from tuner.study.recorder import METRICS, StudyRecorder, open_storage, storage_name
 from tuner.study.session import Interrupted
 from tuner.workload.records.probe import Failure, MeterInfo, ProbeRecord, ProbeRequest
 from tuner.workload.records.trace import TraceWriter, read_trace

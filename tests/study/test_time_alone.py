@@ -21,7 +21,7 @@ from tuner.problem.settings import SearchSettings, energy_not_repaid, stop_sente
 from tuner.search_spaces.cluster import load_device
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
-from tuner.storage import open_storage
+from tuner.study.recorder import open_storage
 from tuner.workload.node.facts import inspect_node
 from tuner.workload.node.meters.base import MeterError
 from tuner.workload.node.meters.time_meter import time_alone

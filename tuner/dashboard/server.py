@@ -134,7 +134,7 @@ def _open(storage: BaseStorage | str | Path) -> BaseStorage:
 
     if isinstance(storage, BaseStorage):
         return storage
-    from tuner.storage import open_storage
+    from tuner.study.recorder import open_storage
 
     text = str(storage)
     if "://" in text:
@@ -221,8 +221,8 @@ def refresh(run: RunFolder, storage: str | None = None) -> bool:
     """Publish a run's figures as of now; return False if it has no study or no probe."""
     import optuna
 
-    from tuner.storage import open_storage
     from tuner.study.load import result_of
+    from tuner.study.recorder import open_storage
     from tuner.workload.records.trace import read_trace
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)

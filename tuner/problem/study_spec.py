@@ -58,7 +58,7 @@ class StudySpec:
     unverified: NoVerdict | None = None
     created: str = ""
     ended: SessionEnd = field(default_factory=SessionEnd)
-    #: Driver, host and database of the storage (`tuner.storage.storage_name`); "" of the journal.
+    #: Driver, host and database of the storage (`tuner.study.recorder`); "" of the journal.
     storage: str = ""
 
     def to_toml(self) -> dict[str, Any]:

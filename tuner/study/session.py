@@ -32,12 +32,11 @@ from tuner.search.candidate_planner import CandidatePlanner
 from tuner.search.planner import ProbePlanner
 from tuner.search.sampler import StockPlanner, check_stock
 from tuner.search_spaces.errors import InputError
-from tuner.storage import open_storage, storage_name
 from tuner.study.callbacks import Notify, Progress, Show
 from tuner.study.dry_run import forecast
 from tuner.study.load import read_end, study_result
 from tuner.study.loop import SearchLoop
-from tuner.study.recorder import StudyRecorder
+from tuner.study.recorder import StudyRecorder, open_storage, storage_name
 from tuner.study.request import StudyRequest
 from tuner.study.rules import further_launches
 from tuner.workload.node.clocks.base import LIVE

@@ -14,7 +14,7 @@ SOCKET = Socket(
     ("today", "support", "why_not", "apply"),
     {
         "framework": "tuner.workload.scripts.frameworks",
-        "framework keys": "tuner.workload.scripts.frameworks.route:DriverKeys",
+        "framework keys": "tuner.workload.scripts.frameworks.bound_driver:DriverKeys",
         "deepspeed": "tuner.workload.scripts.deepspeed_config:DeepSpeedConfig",
         "launchers": "tuner.workload.scripts.launchers",
         "job script": "tuner.workload.scripts.job_script",

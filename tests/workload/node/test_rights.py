@@ -20,7 +20,7 @@ pytest.importorskip("torch")
 from tuner.problem.run_folder import RunFolder
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.safe_files import private_folder, refuse_sudo
-from tuner.storage import open_storage
+from tuner.study.recorder import open_storage
 from tuner.workload.node.rank_group import RankGroup, ServerError
 from tuner.workload.node.rank_launch import reserved_port
 from tuner.workload.node.rank_server import RankServer, RankSpec, control_socket

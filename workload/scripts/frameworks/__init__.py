@@ -2,8 +2,8 @@
 
 `driver` reads a file, `keys` finds the one of a command and compares the keys with the installed
 version, `settings` reads and writes keys in a command, its file and its environment, `bound_driver`
-applies a configuration, `route` is the way to set a knob. `training` reads what a command or its
-file trains, for a prediction, from the `facts` and `sharding` that the same keys state.
+applies a configuration, and its `DriverKeys` is the way to set a knob. `training` reads what a
+command or its file trains, for a prediction, from the facts that the same keys state.
 """
 
 from tuner.workload.scripts.frameworks.bound_driver import Bound

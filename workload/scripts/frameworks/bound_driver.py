@@ -20,10 +20,20 @@ from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import Program
 from tuner.search_spaces.knob_declarations import Knob, holds, names_in
 from tuner.search_spaces.knobs import KNOBS, Value
+from tuner.workload.scripts.declared_knobs import framework_settings
 from tuner.workload.scripts.frameworks.driver import Driver, read_driver
-from tuner.workload.scripts.frameworks.parts import TEMPLATE, UNSET, Fact, Route, matches
-from tuner.workload.scripts.frameworks.settings import Settings, wrapped
+from tuner.workload.scripts.frameworks.settings import (
+    TEMPLATE,
+    UNSET,
+    Fact,
+    KnobKeys,
+    Settings,
+    matches,
+    wrapped,
+)
 from tuner.workload.scripts.key_files import shown_text
+from tuner.workload.scripts.routes import ACCUMULATION, Draft, KnobSupport, Route
+from tuner.workload.scripts.script_facts import ScriptTraining
 
 #: Follow from the micro-batch and the replicas, so they need no value today to be set.
 _FOLLOW = ("global_batch", "gradient_accumulation")
@@ -131,7 +141,7 @@ class BoundDriver:
                 today["data_parallel"] = max(1, self.devices // inside)
         return today, against
 
-    def _today(self, name: str, route: Route, read_values: Mapping[str, Value]) -> Value:
+    def _today(self, name: str, route: KnobKeys, read_values: Mapping[str, Value]) -> Value:
         values = self._values({"data_parallel": self.devices, **read_values})
         gone = [key for key in route.keys if key in self.bound.gone]
         if gone and not self.levels(name):
@@ -343,3 +353,45 @@ def _rendered(value: Any, values: Mapping[str, Any]) -> Any:
     if whole:
         return values[whole[1]]
     return TEMPLATE.sub(lambda found: str(values[found[1]]), value)
+
+
+def _driven(job: ScriptTraining) -> BoundDriver | None:
+    return job.driven if isinstance(job.driven, BoundDriver) else None
+
+
+class DriverKeys(Route):
+    """Keys of a recognised framework in the command, its file or the environment."""
+
+    def today(self, job: ScriptTraining) -> Mapping[str, Value]:
+        """Return the values of the keys."""
+        return driven.today if (driven := _driven(job)) is not None else {}
+
+    def support(self, job: ScriptTraining, knob: str) -> KnobSupport | None:
+        """Support each knob whose key the installed framework has."""
+        if (driven := _driven(job)) is None:
+            return None
+        driver = driven.bound.driver
+        if knob == ACCUMULATION and driven.accumulates:
+            return KnobSupport(f"{driver.name} follows the global batch", route=self)
+        if knob not in driven.today:
+            return None
+        levels = tuple(driven.levels(knob)) if knob in driver.knobs else ()
+        named = driver.knobs[knob].keys[0] if knob in driver.knobs else "number of ranks"
+        return KnobSupport(f"{driver.name}'s {named}", levels, self)
+
+    def why_not(self, job: ScriptTraining, knob: str) -> str:
+        """Return the driver's reason."""
+        return driven.against.get(knob, "") if (driven := _driven(job)) is not None else ""
+
+    def apply(self, job: ScriptTraining, configuration: Configuration, draft: Draft) -> None:
+        """Write the keys that differ from today's, and those that keep a probe silent."""
+        if (driven := _driven(job)) is None:
+            return
+        changes = driven.changes(configuration, draft.baseline, job.global_batch)
+        changes |= framework_settings(configuration, job.knobs)
+        words, env = driven.start(changes, draft.folder, tuple(draft.words), probe=draft.probe)
+        draft.use_words(words)
+        draft.add_variables(env)
+        draft.options["env"] = {name: env[name] for name in env if name != "PYTHONPATH"}
+        if "PYTHONPATH" in env:  # of a generated module
+            draft.options["path"] = [env["PYTHONPATH"]]

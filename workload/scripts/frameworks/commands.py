@@ -14,8 +14,7 @@ from tuner.workload.scripts.deepspeed_file import is_deepspeed_file
 from tuner.workload.scripts.frameworks.bound_driver import Bound
 from tuner.workload.scripts.frameworks.driver import Driver, shipped_drivers
 from tuner.workload.scripts.frameworks.keys import recognised
-from tuner.workload.scripts.frameworks.parts import Command
-from tuner.workload.scripts.frameworks.settings import Settings
+from tuner.workload.scripts.frameworks.settings import Command, Settings
 from tuner.workload.scripts.frameworks.training import StatedTraining, read_training
 from tuner.workload.scripts.job_script import JobScript
 from tuner.workload.scripts.key_files import parsed_file

@@ -26,7 +26,7 @@ from tuner.search_spaces.job import PARTITIONS, Program
 from tuner.search_spaces.knob_declarations import Knob, check_condition
 from tuner.search_spaces.knobs import KNOBS
 from tuner.workload.hook import merge
-from tuner.workload.scripts.frameworks.parts import (
+from tuner.workload.scripts.frameworks.settings import (
     FACTS,
     TEMPLATE,
     UNSET,
@@ -34,8 +34,8 @@ from tuner.workload.scripts.frameworks.parts import (
     Command,
     Fact,
     FrameworkSigns,
+    KnobKeys,
     Renamed,
-    Route,
     Rule,
     Wrapper,
 )
@@ -153,7 +153,7 @@ class Driver:
     versions: str
     recognised: FrameworkSigns
     command: Command
-    knobs: Mapping[str, Route] = field(hash=False)
+    knobs: Mapping[str, KnobKeys] = field(hash=False)
     declared: Mapping[str, Knob] = field(hash=False)
     defaults: Mapping[str, Any] = field(hash=False)
     divide: tuple[str, ...]
@@ -312,7 +312,7 @@ def _command(table: Table) -> Command:
     return table.made(Command, truth=table.choice("truth", ("word", "bare", "negated")))
 
 
-def _route(name: str, table: Table) -> Route:
+def _route(name: str, table: Table) -> KnobKeys:
     times, over, when = table.texts("times"), table.texts("over"), table.text("when", "")
     if when:
         check_condition(when, ROUTED, table.where)
@@ -338,7 +338,7 @@ def _route(name: str, table: Table) -> Route:
     }
     needs = table.part("needs")
     held = {k: _or_unset(_alternatives(value, needs.where)) for k, value in needs.data.items()}
-    return Route(key, table.value("default"), times, made, held, over, when)
+    return KnobKeys(key, table.value("default"), times, made, held, over, when)
 
 
 def _or_unset(parts: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -24,8 +24,7 @@ from tuner.workload.scripts.frameworks.driver import (
     load_drivers,
     shipped_drivers,
 )
-from tuner.workload.scripts.frameworks.parts import FrameworkSigns
-from tuner.workload.scripts.frameworks.settings import read_function
+from tuner.workload.scripts.frameworks.settings import FrameworkSigns, read_function
 
 #: Limits of what one pattern of a driver has read; the largest sources have some hundred KiB.
 _MOST_FILES, _MOST_BYTES = 200, 4 * 2**20

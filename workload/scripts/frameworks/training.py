@@ -3,18 +3,337 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.fields import whole_number
 from tuner.search_spaces.job import LoRA, Program
 from tuner.search_spaces.knobs import Value
+from tuner.workload.scripts.deepspeed_file import read_deepspeed
 from tuner.workload.scripts.frameworks.bound_driver import Bound, BoundDriver
-from tuner.workload.scripts.frameworks.facts import Facts
-from tuner.workload.scripts.frameworks.settings import Settings
-from tuner.workload.scripts.frameworks.sharding import Sharding, sharding_of
+from tuner.workload.scripts.frameworks.driver import Driver
+from tuner.workload.scripts.frameworks.settings import Fact, Settings, matches
+from tuner.workload.scripts.key_files import parsed_file, repeated_keys, shown, shown_text
+from tuner.workload.scripts.script_facts import OFFLOADS, ScriptFacts
+
+# Facts of the training that the keys of a command state, read as text: table [facts] of a driver.
+#
+# A fact is read and never written; what is written is a knob. What stands in for a missing value,
+# and what cannot be counted, is collected as sentences.
+
+
+#: Values that only the framework or a shell fills in.
+UNFILLED = re.compile(r"\$\{|\$\w|\{\{")
+#: Names of keys that change what memory holds. One that is given and not read is doubted.
+_MEMORY = re.compile(
+    r"quant|[48]_?bit|liger|offload|fsdp|deepspeed|optim|pack|lora|dora|peft|adapter|galore|apollo"
+    r"|badam|adam_mini|mm_proj_only|enable_float8|freez|frozen|^beta$|max_prompt|max_completion|fp8|expert|parallel|checkpointing|cross_entropy|chunk|(?<!re)vision"
+    r"|image|video|audio|tower|^rl$|dpo|kto|grpo|orpo|reward|ref_model|vllm|compile|unsloth|qat"
+    r"|kernel|mixture_of|relora|llama_pro|^stage$|process_index|shard|converters|batch_size|training\.dtype|_cp_|cp_size|tp_size"
+)
+#: Names of degrees, for which 1 is neutral.
+_DEGREE = re.compile(r"parallel|degree|replica|(?:shard|tp|pp|cp|dp|ep|sp|partition)_(?:size|dim)$")
+#: Texts that turn something off, in small letters.
+_OFF = ("", "none", "no", "null", "false", "off", "0", "disabled")
+#: Keys that look so and are of a launcher, a writer or an evaluation.
+_OTHER = re.compile(r"eval|save|hub|wandb|report|push|dataset|logging|^fsdp_config|^deepspeed$")
+
+
+class Facts:
+    """Reader of one command's facts, with its assumptions and doubts."""
+
+    def __init__(self, driver: Driver, settings: Settings) -> None:
+        self.driver, self.settings = driver, settings
+        self.assumed, self.doubts = list[str](), list[str]()
+
+    @cached_property
+    def source(self) -> str:
+        """The file, or else the framework's command, for sentences."""
+        file = self.settings.file
+        return file[1].name if file else f"the command of {self.driver.name}"
+
+    def named(self, fact: str) -> str:
+        """Return the key that states a fact, for sentences."""
+        return next(iter(self._fact(fact).keys), fact)
+
+    def get(self, key: str) -> Any:
+        """Return the value of a key; InputError for one that only the framework fills in."""
+        value = self.settings.get(key)
+        if isinstance(value, str) and UNFILLED.search(value):
+            raise InputError(
+                f"{key} in {self.source} is {shown(value)}, which is filled in only when it is "
+                f"started; write the value itself, in the file or in the command"
+            )
+        number = whole_number(value) if isinstance(value, str) else None
+        return value if number is None else number
+
+    def given(self, fact: str) -> Any:
+        """Return the value of the first key of a fact that is given; None without."""
+        return self._first(fact)[1]
+
+    def switched_on(self, fact: str) -> bool:
+        """Return True if a fact is given as true, by its word, too."""
+        return str(self.given(fact)).lower() == "true"
+
+    def text(self, fact: str) -> str:
+        """Return a fact as a text; "" if it is not given."""
+        key, value = self._first(fact)
+        if value is not None and not isinstance(value, str):
+            raise InputError(f"{key} in {self.source} is {shown(value)}, which is not a name")
+        return value or ""
+
+    def number(self, fact: str) -> int:
+        """Return a fact as a number of at least 1; 0 if it is not given."""
+        return self.count(*self._first(fact))
+
+    def count(self, key: str, value: Any) -> int:
+        """Return the value of a key as a number of at least 1; 0 for None."""
+        if value is None:
+            return 0
+        if type(value) is not int or value < 1:
+            raise InputError(
+                f"{key} in {self.source} is {shown(value)}; a number of at least 1 is read"
+            )
+        return value
+
+    def default(self, fact: str) -> int:
+        """Return the framework's default of a fact; 0 if it has none."""
+        return int(self._fact(fact).default or 0)
+
+    def case(self, fact: str) -> str:
+        """Return the value of a fact by its cases; "" if none holds.
+
+        A key of it whose value no case knows is doubted.
+        """
+        if found := self.holding(fact):
+            return found
+        for key in dict.fromkeys(key for case in self._fact(fact).cases for key in case.when):
+            value = self.get(key)
+            if not key.startswith("env:") and not is_neutral(key, value):
+                self.doubt(self.settings.name(key), value)
+        return ""
+
+    def holding(self, fact: str) -> str:
+        """Return the value of the first case of a fact that holds; "" if none does."""
+        for case in self._fact(fact).cases:
+            if all(matches(self.get(key), any_of) for key, any_of in case.when.items()):
+                return case.value
+        return ""
+
+    def doubt(self, key: str, value: Any) -> None:
+        """Note that the value of a key is not counted."""
+        given = shown_text(str(value)) if isinstance(value, bool | int | float | str) else "set"
+        self.doubts.append(f"{shown_text(key)} = {given} of {self.source} is not counted")
+
+    def _fact(self, name: str) -> Fact:
+        return self.driver.facts.get(name, Fact())
+
+    def _first(self, fact: str) -> tuple[str, Any]:
+        keys = self._fact(fact).keys
+        found = ((self.settings.name(k), v) for k in keys if (v := self.get(k)) is not None)
+        return next(found, ("", None))
+
+    # ---- what else is given
+
+    def name_the_rest(self) -> None:
+        """Note each key that changes what memory holds and that no fact or knob reads."""
+        for key, note in self.driver.uncounted.items():
+            if not is_neutral(key, self.get(key)):
+                self.assumed.append(note)
+        read = {*self.driver.keys, *self.driver.read_keys, *self.driver.harmless}
+        spelt = {key.replace("-", "_") for key in read}
+        for key, value in self._every():
+            if key in read or key in spelt or _OTHER.search(key) or not _MEMORY.search(key):
+                continue
+            if is_neutral(key, value):
+                continue
+            self.doubt(key, value)
+        if (file := self.settings.file) and file[1].suffix != ".toml":
+            for key, last in repeated_keys(file[1]):
+                self.assumed.append(
+                    f"{key} stands twice in {self.source}; the last, {last}, counts"
+                )
+
+    def _every(self) -> Iterator[tuple[str, Any]]:
+        """Yield each key of the file and of the command, with its value."""
+        file = self.settings.file
+        data = parsed_file(file[1]) if file else {}
+        if not isinstance(data, Mapping):
+            raise InputError(f"{self.source} holds no keys")
+        if file is not None and file[1].suffix == ".toml":
+            yield from _flat(data)
+        else:
+            yield from ((str(key), value) for key, value in data.items())
+        for word in self.settings.words:
+            name = word.partition("=")[0]
+            if name.startswith("--") and len(name) > 2:
+                key = name[2:].replace("-", "_") if "." not in name else name[2:]
+                if key not in data:
+                    yield key, self.settings.get(key)
+
+
+def is_neutral(key: str, value: Any) -> bool:
+    """Return True if a value turns nothing on: not given, off, empty, zero, or a degree of 1."""
+    if isinstance(value, Mapping):
+        return all(is_neutral(str(name), part) for name, part in value.items())
+    if isinstance(value, str):
+        return value.lower() in _OFF or (value == "1" and bool(_DEGREE.search(key)))
+    if type(value) is int and value == 1:
+        return bool(_DEGREE.search(key))
+    return not value
+
+
+def _flat(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the keys of nested tables with dots."""
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", value
+
+
+_STRATEGIES = ("full_shard", "shard_grad_op", "no_shard", "hybrid_shard", "hybrid_shard_zero2")
+
+
+@dataclass(frozen=True)
+class Sharding:
+    """Owner of the sharding: "deepspeed" or "fsdp", or "" for replicas alone.
+
+    Attributes:
+        file: that says so, for sentences.
+        batches: numbers that DeepSpeed's file gives, by knob.
+        precision: that it gives; "" if it leaves it to the framework.
+    """
+
+    owner: str = ""
+    file: str = ""
+    knobs: Mapping[str, Value] = field(default_factory=dict, hash=False)
+    batches: Mapping[str, int] = field(default_factory=dict, hash=False)
+    precision: str = ""
+    assumed: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()
+
+
+def sharding_of(facts: Facts) -> Sharding:
+    """Return how states are sharded; InputError for a file that is missing, or two that differ."""
+    named, launched = facts.given("deepspeed"), facts.switched_on("launcher_deepspeed")
+    fsdp = _fsdp(facts)
+    if named not in (None, "", False):
+        if fsdp is not None:
+            raise InputError(
+                f"{facts.source} names both DeepSpeed's configuration and FSDP, of which one "
+                "shards the states; leave one out"
+            )
+        found = _of_deepspeed(*_deepspeed(named, facts, facts.source))
+        other = facts.given("launcher_zero_stage")
+        stage = found.knobs["zero_stage"]
+        if launched and other not in (None, "", stage):
+            text = f"ZeRO {stage} of {found.file}, which counts before ZeRO {other} of accelerate"
+            return replace(found, assumed=(*found.assumed, text))
+        return found
+    if launched:
+        return _by_launcher(facts)
+    return fsdp or Sharding(knobs={"zero_stage": 0})
+
+
+def _deepspeed(named: Any, facts: Facts, source: str) -> tuple[Mapping[str, Any], str]:
+    if isinstance(named, Mapping):
+        return named, source
+    path, settings = Path(str(named)), facts.settings
+    places = [settings.cwd / path]
+    if settings.file is not None:  # it may be read from another folder than it is started in
+        places += [parent / path for parent in settings.file[1].resolve().parents]
+    found = next((place for place in places if place.is_file()), None)
+    if found is None:
+        raise InputError(
+            f"{source} names DeepSpeed's configuration {shown(named)}, and there is no such file "
+            f"from {settings.cwd}; start tuner where training starts, or correct the path"
+        )
+    return read_deepspeed(found), found.name
+
+
+def _of_deepspeed(data: Mapping[str, Any], name: str) -> Sharding:
+    settings = ScriptFacts(config=data)
+    zero = settings.zero
+    knobs: dict[str, Value] = {"zero_stage": int(zero.get("stage", 0))}
+    doubts = []
+    for knob, section in OFFLOADS.items():
+        device = settings.device(section)
+        if device not in ("none", "cpu", "nvme"):
+            raise InputError(
+                f"{section}.device in {name} is {shown(device)}; cpu, nvme or none is read"
+            )
+        knobs[knob] = device
+    batches = {
+        "micro_batch": data.get("train_micro_batch_size_per_gpu"),
+        "gradient_accumulation": data.get("gradient_accumulation_steps"),
+    }
+    numbers = {k: v for k, v in batches.items() if type(v) is int}
+    precision = ""
+    for each in ("bf16", "bfloat16", "fp16"):
+        if (data.get(each) or {}).get("enabled") is True:
+            precision = "fp16" if each == "fp16" else "bf16"
+    for key in ("zero_hpz_partition_size", "zero_quantized_weights", "zero_quantized_gradients"):
+        if zero.get(key) not in (None, False, 1):
+            doubts.append(f"{key} = {zero[key]} of {name} is not counted")
+    return Sharding("deepspeed", name, knobs, numbers, precision, (), tuple(doubts))
+
+
+def _by_launcher(facts: Facts) -> Sharding:
+    file = facts.given("launcher_deepspeed_file")
+    if file not in (None, "", "none"):
+        return _of_deepspeed(*_deepspeed(file, facts, "accelerate's configuration"))
+    stage = facts.given("launcher_zero_stage")
+    knobs: dict[str, Value] = {"zero_stage": stage if type(stage) is int else 2}
+    for knob in OFFLOADS:
+        device = facts.given(f"launcher_{knob}")
+        knobs[knob] = device if device in ("cpu", "nvme") else "none"
+    return Sharding("deepspeed", "accelerate's configuration", knobs)
+
+
+def _fsdp(facts: Facts) -> Sharding | None:
+    keys = facts.driver.facts["fsdp"].keys if "fsdp" in facts.driver.facts else ()
+    given = [value for key in keys if (value := facts.get(key)) not in (None, "", False, [], {})]
+    if not given and not facts.switched_on("launcher_fsdp"):
+        return None
+    words = [str(word) for value in given for word in _words(value)]
+    version, reshard = facts.given("fsdp_version") or 1, facts.given("fsdp_reshard")
+    strategy = facts.given("fsdp_strategy") or reshard or ""
+    if type(strategy) is int and 1 <= strategy <= 4:  # by its number in torch
+        strategy = _STRATEGIES[strategy - 1]
+    strategy = next((word for word in words if word in _STRATEGIES), str(strategy).lower())
+    offload = facts.switched_on("fsdp_offload")
+    if facts.given("fsdp_offload") is None:
+        offload = "offload" in words
+    found = _of_fsdp(str(version), strategy, reshard, offload=offload, source=facts.source)
+    if not facts.switched_on("fsdp_checkpointing"):
+        return found
+    return replace(found, knobs={**found.knobs, "activation_checkpointing": "full"})
+
+
+def _words(value: Any) -> list[Any]:
+    if isinstance(value, str):
+        return value.split()
+    return list(value) if isinstance(value, list) else []
+
+
+def _of_fsdp(version: str, strategy: str, reshard: Any, *, offload: bool, source: str) -> Sharding:
+    if strategy == "no_shard":
+        return Sharding("fsdp", source, {"zero_stage": 0})
+    kept = strategy == "shard_grad_op" or str(reshard).lower() == "false"
+    knobs: dict[str, Value] = {"sharding": "fsdp2_no_reshard" if kept else "fsdp2", "zero_stage": 0}
+    if offload:
+        knobs["parameter_offload"] = "cpu"
+    assumed = () if version == "2" else ("FSDP is counted as FSDP2",)
+    doubts: tuple[str, ...] = ()
+    if strategy.startswith("hybrid"):
+        doubts = (f"{strategy} of {source} is counted as sharded over every rank",)
+    return Sharding("fsdp", source, knobs, assumed=assumed, doubts=doubts)
+
 
 #: Scripts of TRL and the like whose loss is another than the next token's.
 _OTHER_LOSS = re.compile(r"(?:run_)?(?:dpo|kto|grpo|orpo|ppo|rloo|cpo|gkd|reward\w*|online_dpo)")

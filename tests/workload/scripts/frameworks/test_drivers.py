@@ -29,8 +29,7 @@ from tuner.workload.scripts.frameworks.driver import (
     shipped_drivers,
 )
 from tuner.workload.scripts.frameworks.keys import check_keys
-from tuner.workload.scripts.frameworks.parts import Renamed, Wrapper
-from tuner.workload.scripts.frameworks.settings import read_function
+from tuner.workload.scripts.frameworks.settings import Renamed, Wrapper, read_function
 from tuner.workload.scripts.script_job import ScriptJob
 
 pytestmark = pytest.mark.usefixtures("launchers_here")
