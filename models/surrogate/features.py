@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from tuner.models.prior import CorrectablePrior
-from tuner.models.surrogate.kernel import LAUNCH, LIVE, MIXED
+from tuner.models.surrogate.gaussian_process import LAUNCH, LIVE, MIXED
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.knob_declarations import CHANGED
 from tuner.search_spaces.knobs import KNOBS, Value, stage_values
@@ -150,7 +150,7 @@ class FeatureMap:
 
     Attributes:
         matrix: rows of the candidates, in their order, (candidates, dimension).
-        kinds: kind of each column: launch, live or mixed (`tuner.models.surrogate.kernel`).
+        kinds: kind of each column: launch, live or mixed (`gaussian_process`).
         priors: number of priors: the model, and its live part.
     """
 

@@ -16,8 +16,7 @@ import numpy as np
 
 from tuner.models.surrogate import LeaveOneOut
 from tuner.models.surrogate.features import FeatureMap, Rows
-from tuner.models.surrogate.gaussian_process import GaussianProcess
-from tuner.models.surrogate.ties import first_best
+from tuner.models.surrogate.gaussian_process import GaussianProcess, first_best
 from tuner.search_spaces.configuration import Configuration
 from tuner.workload.node.measure.statistics import Z90
 

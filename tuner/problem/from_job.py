@@ -41,9 +41,9 @@ from tuner.search_spaces.space import (
     load_space,
 )
 from tuner.workload.scripts import SOCKET as ROUTES
-from tuner.workload.scripts.deepspeed_file import read_deepspeed
 from tuner.workload.scripts.installed import cannot_build, cannot_compile
 from tuner.workload.scripts.job import launchable
+from tuner.workload.scripts.key_files import read_deepspeed
 
 #: Keys of DeepSpeed's JSON that are read, say how the batch is split, or change nothing of a step.
 _FACTS = {"zero_optimization", "tensor_parallel", "fp16", "bf16", "sequence_parallel_size"}

@@ -15,8 +15,8 @@ import numpy as np
 
 from tuner.models.memory_margin import LIKELY_FROM, learned_margin
 from tuner.models.surrogate.features import FeatureMap
+from tuner.models.surrogate.gaussian_process import TOLERANCE, first_best
 from tuner.models.surrogate.surrogates import Surrogates
-from tuner.models.surrogate.ties import TOLERANCE, first_best
 from tuner.search.evidence import (
     LAST,
     CrashCauses,

@@ -22,10 +22,8 @@ from scipy.spatial.distance import cdist
 
 from tuner.models.memory_margin import REFUSED_BELOW
 from tuner.models.surrogate.features import FeatureMap
-from tuner.models.surrogate.gaussian_process import quasi_normal
-from tuner.models.surrogate.kernel import LIVE
+from tuner.models.surrogate.gaussian_process import LIVE, quasi_normal, ranked
 from tuner.models.surrogate.surrogates import Posterior, Surrogates
-from tuner.models.surrogate.ties import ranked
 from tuner.pareto import improvement, nondominated
 from tuner.search.evidence import Observations
 from tuner.search.question import Question

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import norm
 
+from tuner.models.surrogate.gaussian_process import TOLERANCE
 from tuner.models.surrogate.surrogates import Posterior
-from tuner.models.surrogate.ties import TOLERANCE
 from tuner.problem.constraints import OBJECTIVES, Constraints, JobFigures
 from tuner.search_spaces.configuration import Configuration
 

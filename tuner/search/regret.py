@@ -16,8 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from tuner.models.surrogate.gaussian_process import LEAST_ROWS
-from tuner.models.surrogate.ties import TOLERANCE, first_best
+from tuner.models.surrogate.gaussian_process import LEAST_ROWS, TOLERANCE, first_best
 from tuner.problem.problem import ProbeCost
 from tuner.search.joint_draws import JointDraws
 

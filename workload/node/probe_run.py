@@ -36,8 +36,15 @@ from tuner.workload.node.clocks.base import (
     UnsupportedKnob,
 )
 from tuner.workload.node.host import family
-from tuner.workload.node.measure.agreement import LONGER, AgreedWindow, Agreement, Levels
-from tuner.workload.node.measure.measurement import drift_of, measurement, reached
+from tuner.workload.node.measure.measurement import (
+    LONGER,
+    AgreedWindow,
+    Agreement,
+    Levels,
+    drift_of,
+    measurement,
+    reached,
+)
 from tuner.workload.node.measure.statistics import Reached, Window, compilation_s
 from tuner.workload.node.measure.stragglers import (
     ForeignLoad,

@@ -17,7 +17,7 @@ from tuner.search_spaces.job import Program, TrainingJob
 from tuner.search_spaces.knob_declarations import Knob, read_knobs
 from tuner.search_spaces.knobs import KNOBS, Value
 from tuner.workload.scripts import SOCKET
-from tuner.workload.scripts.deepspeed_file import is_deepspeed_file, read_deepspeed
+from tuner.workload.scripts.key_files import is_deepspeed_file, read_deepspeed
 
 #: File of a probe's folder in which the lines of a job script are noted.
 LINES = "lines.txt"

@@ -11,16 +11,17 @@ import pytest
 from sklearn.gaussian_process import GaussianProcessRegressor
 from sklearn.gaussian_process.kernels import ConstantKernel, Matern
 
-from tuner.models.surrogate.gaussian_process import GaussianProcess, quasi_normal
-from tuner.models.surrogate.kernel import (
+from tuner.models.surrogate.gaussian_process import (
     LAUNCH,
     LIVE,
     MIXED,
     OWN_LENGTH,
+    GaussianProcess,
     Kernel,
     Likelihood,
     Pairs,
     prior_of_logs,
+    quasi_normal,
 )
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tuner.models.surrogate.kernel import lower_root
-from tuner.models.surrogate.ties import TOLERANCE, first_best, ranked
+from tuner.models.surrogate.gaussian_process import TOLERANCE, first_best, lower_root, ranked
 
 
 @pytest.mark.parametrize("scale", [1e-12, 1.0, 1e9])

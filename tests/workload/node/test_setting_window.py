@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tuner.workload.node.measure.agreement import AgreedWindow, Agreement, Levels
+from tuner.workload.node.measure.measurement import AgreedWindow, Agreement, Levels
 from tuner.workload.node.measure.statistics import Window
 from tuner.workload.node.measure.window import ProbeFailed
 from tuner.workload.node.meters.base import Reading

@@ -14,7 +14,7 @@ from tests.support.scripts import script_job
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.workload.hook import engine
-from tuner.workload.scripts.deepspeed_file import is_deepspeed_file, read_deepspeed
+from tuner.workload.scripts.key_files import is_deepspeed_file, read_deepspeed
 from tuner.workload.scripts.script_facts import ScriptFacts
 
 EXPECTED = {

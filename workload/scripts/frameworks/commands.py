@@ -10,14 +10,13 @@ from typing import Any
 
 from tuner.search_spaces.errors import InputError
 from tuner.workload.scripts.command import assignments, read_words
-from tuner.workload.scripts.deepspeed_file import is_deepspeed_file
 from tuner.workload.scripts.frameworks.bound_driver import Bound
 from tuner.workload.scripts.frameworks.driver import Driver, shipped_drivers
 from tuner.workload.scripts.frameworks.keys import recognised
 from tuner.workload.scripts.frameworks.settings import Command, Settings
 from tuner.workload.scripts.frameworks.training import StatedTraining, read_training
 from tuner.workload.scripts.job_script import JobScript
-from tuner.workload.scripts.key_files import parsed_file
+from tuner.workload.scripts.key_files import is_deepspeed_file, parsed_file
 from tuner.workload.scripts.script_facts import Launcher
 
 #: Endings of files that a framework trains by.

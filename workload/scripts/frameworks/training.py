@@ -13,11 +13,16 @@ from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.fields import whole_number
 from tuner.search_spaces.job import LoRA, Program
 from tuner.search_spaces.knobs import Value
-from tuner.workload.scripts.deepspeed_file import read_deepspeed
 from tuner.workload.scripts.frameworks.bound_driver import Bound, BoundDriver
 from tuner.workload.scripts.frameworks.driver import Driver
 from tuner.workload.scripts.frameworks.settings import Fact, Settings, matches
-from tuner.workload.scripts.key_files import parsed_file, repeated_keys, shown, shown_text
+from tuner.workload.scripts.key_files import (
+    parsed_file,
+    read_deepspeed,
+    repeated_keys,
+    shown,
+    shown_text,
+)
 from tuner.workload.scripts.script_facts import OFFLOADS, ScriptFacts
 
 # Facts of the training that the keys of a command state, read as text: table [facts] of a driver.

@@ -13,8 +13,13 @@ import pytest
 from benchmarks.twin.smoothing import GPU
 from tests.twin import TwinGpu, TwinNode
 from tuner.search_spaces.configuration import Settings
-from tuner.workload.node.measure.agreement import AgreedWindow, Agreement, Levels, difference
-from tuner.workload.node.measure.measurement import measurement
+from tuner.workload.node.measure.measurement import (
+    AgreedWindow,
+    Agreement,
+    Levels,
+    difference,
+    measurement,
+)
 from tuner.workload.node.measure.statistics import Window
 from tuner.workload.node.measure.window import IdlePower
 from tuner.workload.node.meters.base import Reading
