@@ -76,7 +76,7 @@ def main() -> None:
             figures.append(Figure("offload_probe_s", run(runner, offload, "offload").launch_s, "s"))
         runner.close()
         print(f"({time.monotonic() - began:.0f} s so far)")
-        fresh = LocalRunner(job, cluster, run_dir=folder, fresh=True)
+        fresh = LocalRunner(job, cluster, run_dir=folder, new_interpreter=True)
         fresh.prepare()
         new = [run(fresh, c, f"fresh{n}").launch_s for n, c in enumerate(kinds(ranks))]
         fresh.close()

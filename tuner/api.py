@@ -12,7 +12,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
-from tuner.executors.local import LocalNode
+from tuner.executors.local import SharedRunner
 from tuner.problem.constraints import Constraints
 from tuner.problem.job_request import JobRequest
 from tuner.problem.run_folder import RunFolder, find_run
@@ -120,9 +120,9 @@ def search_for(
     with (
         _metered(request),
         receiver(progress, on_progress) as notify,
-        closing(LocalNode()) as node,
+        closing(SharedRunner()) as node,
     ):
-        problem, run, request = request.checked(notify).prepared(notify, node)
+        problem, run, request = request.resolved(notify).inspected_problem(notify, node)
         # Not before: a command that fails at once is told of at once.
         from tuner.executors.choose import executor_of
         from tuner.study.session import Session
@@ -157,10 +157,10 @@ def dry_run(request: StudyRequest, on_progress: Notify | None = None) -> DryRun:
     from tuner.study.dry_run import describe, describe_script
 
     with _metered(request):
-        request = request.checked(on_progress, starts=False)
+        request = request.resolved(on_progress, starts=False)
         if request.script is not None:
             return describe_script(request.script, request)
-        problem, run, request = request.prepared(on_progress)
+        problem, run, request = request.inspected_problem(on_progress)
         return describe(problem, request, run)
 
 

@@ -22,7 +22,7 @@ from tuner.problem.settings import SearchSettings
 from tuner.search_spaces.cluster import Cluster, load_cluster
 from tuner.search_spaces.job import TrainingJob, load_job
 from tuner.simulated.runner import SimulatedRunner
-from tuner.workload.records.probe import Continuation, ProbeRecord, ProbeRequest
+from tuner.workload.records.probe import NextSettings, ProbeRecord, ProbeRequest
 
 #: Job, cluster (of one node's probes) and number of probes.
 CASES = (("opt-350m", "a100-8", 16),)
@@ -62,7 +62,7 @@ class _Timed(SimulatedExecutor):
         self.ran: list[tuple[float, float, str]] = []
         self.spent_J = 0.0
 
-    def submit(self, request: ProbeRequest, extend: Continuation | None = None) -> None:
+    def submit(self, request: ProbeRequest, extend: NextSettings | None = None) -> None:
         self.began_s[request.probe_id] = self.now_s()
         super().submit(request, extend)
 

@@ -207,7 +207,7 @@ class Hour:
     ) -> ProbeRecord:
         """Run one probe, and save its record at once: what is there survives a killed command."""
         runner = self.runner()
-        runner.turn_to(job or self.job())
+        runner.set_job(job or self.job())
         launch = Settings({"data_parallel": 1, "micro_batch": 4, **knobs})
         request = ProbeRequest(name, launch, window=window or self.window, time_limit_s=150.0)
         record = runner.run(request)

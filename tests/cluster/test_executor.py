@@ -22,8 +22,8 @@ from tuner.search_spaces.job import load_job
 from tuner.workload.node.facts import NodeFacts
 from tuner.workload.node.platforms import detect_cluster
 from tuner.workload.records.probe import (
-    Continuation,
     Measurement,
+    NextSettings,
     ProbeRecord,
     ProbeRequest,
     WindowPolicy,
@@ -86,7 +86,7 @@ def test_a_launch_is_not_kept_up_for_a_driver_that_says_nothing(
     monkeypatch.setattr(agent, "HOLD_S", 0.05)
     answered = []
 
-    def run(next_settings: Continuation) -> ProbeRecord:
+    def run(next_settings: NextSettings) -> ProbeRecord:
         asked = study_tools.request()
         answered.append(tuple(next_settings(asked, ())))
         return study_tools.record()

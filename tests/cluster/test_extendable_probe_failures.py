@@ -40,9 +40,9 @@ from tuner.search_spaces.space import Candidates
 from tuner.workload.node.facts import NodeFacts
 from tuner.workload.node.platforms.base import GpuFacts
 from tuner.workload.records.probe import (
-    Continuation,
     Failure,
     Measurement,
+    NextSettings,
     ProbeRecord,
     ProbeRequest,
 )
@@ -70,7 +70,7 @@ class Launch:
     def run(self, request: ProbeRequest) -> ProbeRecord:
         raise AssertionError
 
-    def run_interactive(self, request: ProbeRequest, next_settings: Continuation) -> ProbeRecord:
+    def run_interactive(self, request: ProbeRequest, next_settings: NextSettings) -> ProbeRecord:
         windows = [measured(request.live[0])]
         while more := next_settings(request, tuple(windows)):
             request = replace(request, live=(*request.live, *more))

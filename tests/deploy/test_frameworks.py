@@ -13,7 +13,7 @@ from tuner.deploy import frameworks
 from tuner.online import agent
 from tuner.online.agent import TunedBlock
 from tuner.online.request import TuningOutcome
-from tuner.workload.hook import state, watch
+from tuner.workload.hook import online_marks, state
 
 #: What an agent reports; on this machine nothing may be metered.
 METRICS = {
@@ -42,14 +42,14 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         def close(self, code: int) -> None:
             self._run.outcome = TuningOutcome(code, 0.05)
 
-    plain = watch.end
+    plain = online_marks.end
 
     def end() -> None:
         assert state.link is not None
         counted.append(state.link.steps)
         plain()
 
-    monkeypatch.setattr(watch, "end", end)
+    monkeypatch.setattr(online_marks, "end", end)
     monkeypatch.setattr(agent, "_Agent", Agent)
     return counted
 

@@ -27,8 +27,8 @@ from pathlib import Path
 from tuner.problem.run_folder import RunFolder
 from tuner.search_spaces.configuration import Settings
 from tuner.workload.records.probe import (
-    Continuation,
     Measurement,
+    NextSettings,
     ProbeRecord,
     ProbeRequest,
     Runner,
@@ -120,7 +120,7 @@ class LedgerRunner:
     def run(self, request: ProbeRequest) -> ProbeRecord:
         return self.run_interactive(request, lambda asked, measurements: ())
 
-    def run_interactive(self, request: ProbeRequest, next_settings: Continuation) -> ProbeRecord:
+    def run_interactive(self, request: ProbeRequest, next_settings: NextSettings) -> ProbeRecord:
         """Every window is written down as soon as anybody could know of it."""
         self._before(request)
         written = 0

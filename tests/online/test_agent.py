@@ -30,7 +30,7 @@ from tuner.online.windows import Mark, Marks
 from tuner.problem.constraints import Constraints
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
-from tuner.workload.hook.watch import ADDRESS, Watch
+from tuner.workload.hook.online_marks import ADDRESS, Watch
 from tuner.workload.node.clocks.base import AppliedSettings, GovernorError, SetByOthers
 from tuner.workload.node.meters import MeterError, Reading
 from tuner.workload.node.rank_server import control_socket
@@ -449,7 +449,7 @@ def test_a_signal_for_tuner_alone_is_the_training_s(number: signal.Signals, tmp_
 def test_the_address_is_not_passed_on_to_what_the_training_starts() -> None:
     code = (
         f"import os; os.environ[{ADDRESS!r}] = 'nowhere'; "
-        "from tuner.workload.hook.watch import watch_program; watch_program(); "
+        "from tuner.workload.hook.online_marks import watch_program; watch_program(); "
         f"assert {ADDRESS!r} not in os.environ"
     )
     assert run([sys.executable, "-c", code]).returncode == 0

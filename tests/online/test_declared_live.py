@@ -29,7 +29,7 @@ from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.knob_declarations import Knob, parse_knob
 from tuner.workload.hook import state
-from tuner.workload.hook.watch import Watch
+from tuner.workload.hook.online_marks import Watch
 from tuner.workload.node.clocks.base import KnobRefused
 
 __all__ = ["gpus"]

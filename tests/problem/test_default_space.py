@@ -8,7 +8,7 @@ import pytest
 
 import tuner
 from tests.support.studies import problem_of_job
-from tuner.problem.from_job import question_of
+from tuner.problem.from_job import problem_parts
 from tuner.problem.job_request import JobRequest
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.errors import InputError
@@ -43,21 +43,21 @@ def test_several_nodes_and_large_models_are_split(job: str, cluster: str, space:
 
 def test_a_single_device_splits_nothing() -> None:
     alone = replace(load_cluster("a100-8"), devices_per_node=1)
-    asked = question_of(JobRequest("lmm-72b", alone))
+    asked = problem_parts(JobRequest("lmm-72b", alone))
     assert asked.space_name == "default"
     assert not any("is searched for" in note for note in asked.notes)
 
 
 def test_a_mixture_of_experts_on_one_device_divides_nothing() -> None:
     alone = replace(load_cluster("h200-8"), devices_per_node=1)
-    assert question_of(JobRequest("olmoe-1b-7b", alone)).space_name == "default"
+    assert problem_parts(JobRequest("olmoe-1b-7b", alone)).space_name == "default"
 
 
 def test_a_configuration_that_states_zero_experts_is_dense() -> None:
     """Families with and without experts state 0 for their dense sizes."""
     dense = load_job("qwen2.5-7b")
     dense = replace(dense, model={**dense.model, "num_experts": 0})
-    assert question_of(JobRequest(dense, load_cluster("h200-8"))).space_name == "default"
+    assert problem_parts(JobRequest(dense, load_cluster("h200-8"))).space_name == "default"
 
 
 def test_the_space_of_experts_is_the_large_one_with_expert_parallelism() -> None:

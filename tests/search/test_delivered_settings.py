@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.studies import METER, measured, record, request
-from tuner.answer.state import build_result
+from tuner.answer.state import build_answer
 from tuner.answer.windows import Windows
 from tuner.models.surrogate.surrogates import Surrogates
 from tuner.problem.problem import ProbeCost, Problem
@@ -106,7 +106,7 @@ def problem() -> Problem:
 def test_the_answers_surrogates_learn_from_it(
     probe: ProbeRecord, fitted: list[list[Configuration]]
 ) -> None:
-    result = build_result(StudySpec("d", None, problem()), [probe])
+    result = build_answer(StudySpec("d", None, problem()), [probe])
     assert fitted[-1] == [REQUESTED[0], REQUESTED[1], RAN]
     # The points are named by the settings to request again.
     assert {point.configuration for point in result.points} == set(REQUESTED)

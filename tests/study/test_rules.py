@@ -44,9 +44,9 @@ from tuner.study.rules import (
     with_next_probe,
 )
 from tuner.workload.records.probe import (
-    Continuation,
     Failure,
     MeterInfo,
+    NextSettings,
     ProbeRequest,
     Runner,
     Scope,
@@ -255,6 +255,6 @@ class Overlapping(SimulatedExecutor):
         super().__init__(runner, capacity=capacity)
         self.beside: dict[str, list[int]] = defaultdict(list)
 
-    def submit(self, request: ProbeRequest, extend: Continuation | None = None) -> None:
+    def submit(self, request: ProbeRequest, extend: NextSettings | None = None) -> None:
         self.beside[request.purpose].append(self.in_flight)
         super().submit(request, extend)

@@ -278,7 +278,7 @@ def test_several_in_flight_never_repeat_one_another_and_save_time(options, tmp_p
     class Watched(SimulatedExecutor):
         most, measured = 0, frozenset()
 
-        def submit(self, request, extend=None):
+        def submit(self, request, next_settings=None):
             flying = [c for f in self._heap for c in f.record.request.configurations()]
             if request.purpose == "search":
                 assert not set(flying) & set(request.configurations())
@@ -290,7 +290,7 @@ def test_several_in_flight_never_repeat_one_another_and_save_time(options, tmp_p
                 )
                 beyond = count - max(2, 0.4 * known)
                 assert beyond / (known + count) <= 1 / count
-            super().submit(request, extend)
+            super().submit(request, next_settings)
             self.most = max(self.most, self.in_flight)
 
         def wait(self, timeout_s=None):

@@ -62,6 +62,6 @@ def inspected(
     """Inspect a script; give its job and a runner that probes it."""
     blank = blank_job(script, cluster)
     with closing(LocalRunner(blank, cluster, run_dir=runs)) as runner:
-        job = inspect_script(script, blank, runner.run_of, cluster=cluster, folder=runs)
-        runner.turn_to(job)
+        job = inspect_script(script, blank, runner.run_for_job, cluster=cluster, folder=runs)
+        runner.set_job(job)
         yield runner, job

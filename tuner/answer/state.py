@@ -291,7 +291,7 @@ def _about(state: StudyState, surrogates: Surrogates | None) -> dict[str, Any]:
     return about
 
 
-def build_result(spec: StudySpec, records: Sequence[ProbeRecord]) -> Answer:
+def build_answer(spec: StudySpec, records: Sequence[ProbeRecord]) -> Answer:
     """Return the result of a study."""
     problem, ended = spec.problem, spec.ended
     state = StudyState(spec, records)

@@ -24,9 +24,9 @@ from tuner.workload.node.facts import NodeFacts, inspect_node
 from tuner.workload.node.platforms import platform_of
 from tuner.workload.node.runner import LocalRunner
 from tuner.workload.records.probe import (
-    Continuation,
     Measurement,
     MeterInfo,
+    NextSettings,
     ProbeRecord,
     ProbeRequest,
     Runner,
@@ -141,7 +141,7 @@ class Agent:
             return run_safely(runner, probe, self._run_dir).to_json()
         meter = self._runner.meter
         self._open[probe.probe_id] = _Dialogue(
-            lambda extend: run_safely(runner, probe, self._run_dir, next_settings=extend), meter
+            lambda more: run_safely(runner, probe, self._run_dir, next_settings=more), meter
         )
         return self._next_report(probe.probe_id)
 
@@ -179,7 +179,7 @@ class Agent:
 
 
 class _Dialogue:
-    def __init__(self, run: Callable[[Continuation], ProbeRecord], meter: MeterInfo) -> None:
+    def __init__(self, run: Callable[[NextSettings], ProbeRecord], meter: MeterInfo) -> None:
         self.reports: SimpleQueue[tuple[bool, ProbeRecord]] = SimpleQueue()
         self.replies: SimpleQueue[tuple[Settings, ...]] = SimpleQueue()
         self._meter = meter
@@ -206,9 +206,9 @@ class _Leading(Runner):
         return self.run_interactive(request, None)
 
     def run_interactive(
-        self, request: ProbeRequest, next_settings: Continuation | None
+        self, request: ProbeRequest, next_settings: NextSettings | None
     ) -> ProbeRecord:
-        return self._runner.run_as(
+        return self._runner.run_kind(
             lambda node, request: MultiNodeProbe(node, request, self._peers, self._address),
             request,
             nodes=1 + len(self._peers),

@@ -27,9 +27,9 @@ from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.job import TrainingJob
 from tuner.workload.node.probe_run import ops_needed
 from tuner.workload.records.probe import (
-    Continuation,
     Failure,
     MeterInfo,
+    NextSettings,
     ProbeRecord,
     ProbeRequest,
     shown_by,
@@ -60,11 +60,11 @@ TOGETHER_S = 10.0
 class Flight:
     """A probe with the slots and the lease it was given.
 
-    `extend` returns further settings of an extendable probe. `result` refers to the agent's answer,
-    None until the lease is granted. It waits for nodes since `queued_s`, and for this lease since
-    `since_s`. It began at `began_s`, seconds since the epoch. At `deadline_s` it is cancelled, or
-    killed if it was cancelled before. Since `unreachable_s` the agent cannot be reached, 0 while it
-    can. `so_far` is the record at its last request for settings.
+    `next_settings` returns further settings of an extendable probe. `result` refers to the agent's
+    answer, None until the lease is granted. It waits for nodes since `queued_s`, and for this lease
+    since `since_s`. It began at `began_s`, seconds since the epoch. At `deadline_s` it is
+    cancelled, or killed if it was cancelled before. Since `unreachable_s` the agent cannot be
+    reached, 0 while it can. `so_far` is the record at its last request for settings.
     """
 
     request: ProbeRequest
@@ -79,7 +79,7 @@ class Flight:
     unreachable_s: float = 0.0
     retry_s: float = 0.0
     so_far: ProbeRecord | None = None
-    extend: Continuation | None = None
+    next_settings: NextSettings | None = None
 
     @property
     def nodes(self) -> str:
@@ -112,7 +112,7 @@ class Flight:
     def proceed(self, so_far: ProbeRecord) -> None:
         """Send the agent further settings, or none, for the record that it reported."""
         self.so_far, request = so_far, so_far.request
-        more = self.extend(request, so_far.measurements) if self.extend else ()
+        more = self.next_settings(request, so_far.measurements) if self.next_settings else ()
         live = [each.to_json() for each in more]
         self.result = self.slots[0].agent.continue_probe.remote(request.probe_id, live)
 
@@ -169,7 +169,7 @@ class QueuedProbe:
     need: int
     since_s: float = field(default_factory=time.monotonic)
     short_s: float = 0.0
-    extend: Continuation | None = None
+    next_settings: NextSettings | None = None
 
     def note_nodes(self, nodes: int) -> None:
         """Note the number of nodes that the cluster has now."""
@@ -359,10 +359,10 @@ class RayExecutor:
         self._announce("preparing each node: what the job imports is imported once for all probes")
         self._link.head.call(self.pool.prepare)
 
-    def submit(self, request: ProbeRequest, extend: Continuation | None = None) -> None:
+    def submit(self, request: ProbeRequest, next_settings: NextSettings | None = None) -> None:
         ranks = Configuration(request.launch).world_size
         nodes = -(-ranks // self._cluster.devices_per_node)
-        self._queue.append(QueuedProbe(request, max(1, nodes), extend=extend))
+        self._queue.append(QueuedProbe(request, max(1, nodes), next_settings=next_settings))
         self._link.head.call(self._dispatch)
 
     def wait(self, timeout_s: float | None = None) -> ProbeRecord | None:
@@ -427,7 +427,7 @@ class RayExecutor:
         for slot in slots:
             slot.take()
         since_s = queued.since_s, time.monotonic()
-        flight = Flight(queued.request, slots, lease, *since_s, extend=queued.extend)
+        flight = Flight(queued.request, slots, lease, *since_s, next_settings=queued.next_settings)
         self._flights.append(flight)
         if flight.receives_lease(1.0):
             self._launch(flight)
@@ -493,7 +493,7 @@ class RayExecutor:
         self._release(flight, aside_s)
         need = len(flight.slots)
         self._queue.appendleft(
-            QueuedProbe(flight.request, need, flight.queued_s, extend=flight.extend)
+            QueuedProbe(flight.request, need, flight.queued_s, next_settings=flight.next_settings)
         )
 
     def _release(self, flight: Flight, aside_s: float = 0.0) -> None:

@@ -39,8 +39,8 @@ from tuner.workload.node.rank_group import RankGroup, Ranks, ServerError
 from tuner.workload.node.rank_launch import Place, ProbeNode, most_informative, reserved_port
 from tuner.workload.node.rank_messages import Event
 from tuner.workload.records.probe import (
-    Continuation,
     Failure,
+    NextSettings,
     PowerSample,
     ProbeRecord,
     ProbeRequest,
@@ -373,7 +373,7 @@ class MultiNodeProbe(Probe):
         self.meter: MultiNodeMeter = MultiNodeMeter(node.meter, self._nodes, self._each)
         self.governor = MultiNodeGovernor(node.governor, self._nodes, self._each)
 
-    def run(self, next_settings: Continuation | None = None) -> ProbeRecord:
+    def run(self, next_settings: NextSettings | None = None) -> ProbeRecord:
         try:
             return super().run(next_settings)
         finally:

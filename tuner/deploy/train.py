@@ -346,7 +346,7 @@ class _Training(Probe):
         self._monitor, self._report, self._output = monitor, report, output
         self._passed_on = 0
 
-    def lead(self, conductor: Conductor, timeline: Timeline) -> None:
+    def run_steps(self, conductor: Conductor, timeline: Timeline) -> None:
         ranks = self.launch.configuration.world_size
         live, knobs = self.request.live[0], self.node.job.knobs
         applied = apply_live(self.governor, conductor.set_live, knobs, live, ranks=ranks)
@@ -447,7 +447,7 @@ def train(
         _announce_started_programs(started, configuration, clocks=clocks, announce=announce)
         failure, interrupted, energy_J, wall_s = None, False, 0.0, 0.0
         try:
-            record = node.run_as(training, request)
+            record = node.run_kind(training, request)
             failure, energy_J, wall_s = record.failure, record.energy_J, record.wall_s
         except KeyboardInterrupt:
             interrupted = True

@@ -124,9 +124,9 @@ def _inspected(
 
     runner.prepare()
     job = inspect_script(
-        script, blank, runner.run_of, cluster=cluster, folder=folder, announce=announce
+        script, blank, runner.run_for_job, cluster=cluster, folder=folder, announce=announce
     )
-    runner.turn_to(job)
+    runner.set_job(job)
     for sentence in job.sentences():
         announce(sentence)
     return job

@@ -14,7 +14,7 @@ from typing import Any, Protocol, runtime_checkable
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
-from tuner.workload.records.probe import Continuation, MeterInfo, ProbeRecord, ProbeRequest
+from tuner.workload.records.probe import MeterInfo, NextSettings, ProbeRecord, ProbeRequest
 
 Announce = Callable[[str], None]
 
@@ -35,12 +35,12 @@ class Executor(Protocol):
     def in_flight(self) -> int:
         """Number of probes in flight."""
 
-    def submit(self, request: ProbeRequest, extend: Continuation | None = None) -> None:
+    def submit(self, request: ProbeRequest, next_settings: NextSettings | None = None) -> None:
         """Start or queue a probe. The caller keeps `in_flight` below `capacity`.
 
         Args:
-            extend: returns further settings of an extendable probe, called in the thread that
-                waits; None ends the probe with its own settings.
+            next_settings: returns further settings of an extendable probe, called in the thread
+                that waits; None ends the probe with its own settings.
         """
 
     def wait(self, timeout_s: float | None = None) -> ProbeRecord | None:
@@ -54,7 +54,7 @@ class Executor(Protocol):
 
 
 class Node(Protocol):
-    """One node, this one (`tuner.executors.local.LocalNode`), on which something may run."""
+    """One node, this one (`tuner.executors.local.SharedRunner`), on which something may run."""
 
     def executor(
         self, job: TrainingJob, cluster: Cluster, *, run_dir: Path, announce: Announce

@@ -21,9 +21,9 @@ from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
 from tuner.workload.records.probe import (
-    Continuation,
     Failure,
     Measurement,
+    NextSettings,
     ProbeRecord,
     ProbeRequest,
     Runner,
@@ -48,7 +48,7 @@ def run_safely(
     request: ProbeRequest,
     keep_in: str | Path | None = None,
     *,
-    next_settings: Continuation | None = None,
+    next_settings: NextSettings | None = None,
 ) -> ProbeRecord:
     """Run one probe; an exception becomes a failed record. It is kept in `keep_in`."""
     partial = ProbeRecord(request, (), runner.meter)
@@ -81,7 +81,7 @@ class InlineExecutor:
 
     def __init__(self, runner: Runner, *, keep_in: str | Path | None = None) -> None:
         self._runner, self._keep_in = runner, keep_in
-        self._queue: deque[tuple[ProbeRequest, Continuation | None]] = deque()
+        self._queue: deque[tuple[ProbeRequest, NextSettings | None]] = deque()
         self.meter = runner.meter
         self.capacity = 1
 
@@ -89,16 +89,16 @@ class InlineExecutor:
     def in_flight(self) -> int:
         return len(self._queue)
 
-    def submit(self, request: ProbeRequest, extend: Continuation | None = None) -> None:
-        self._queue.append((request, extend))
+    def submit(self, request: ProbeRequest, next_settings: NextSettings | None = None) -> None:
+        self._queue.append((request, next_settings))
 
     def wait(self, timeout_s: float | None = None) -> ProbeRecord | None:
         """Run the oldest request to its end, which its own time limit bounds, not `timeout_s`."""
         if not self._queue:
             return None
-        request, extend = self._queue[0]
+        request, next_settings = self._queue[0]
         try:
-            return run_safely(self._runner, request, self._keep_in, next_settings=extend)
+            return run_safely(self._runner, request, self._keep_in, next_settings=next_settings)
         finally:
             self._queue.popleft()
 
@@ -149,7 +149,7 @@ def _others(load: ForeignLoad) -> str:
     return ", ".join(filter(None, [cores, load.device]))
 
 
-class LocalNode:
+class SharedRunner:
     """One node, this one, whose fork server serves a script's inspection and its search alike.
 
     The runner is made by the first `runner`, and closed with the node unless an executor of
@@ -176,7 +176,7 @@ class LocalNode:
 
         if self._runner is None:
             self._runner = LocalRunner(job, cluster, run_dir=run_dir, announce=announce)
-        self._runner.adopt(job, keep=keep)
+        self._runner.set_job_and_imports(job, keep=keep)
         return self._runner
 
     def executor(
@@ -212,7 +212,7 @@ class Inline(ExecutorKind):
         return "processes of this machine, one probe at a time"
 
     def open(self, opening: Opening) -> Executor:
-        here = opening.node or LocalNode()
+        here = opening.node or SharedRunner()
         try:
             return here.executor(
                 opening.job, opening.cluster, run_dir=opening.run_dir, announce=opening.announce
@@ -233,7 +233,7 @@ class _Flight:
     number: int
     began_s: float = field(compare=False)
     record: ProbeRecord = field(compare=False)
-    extend: Continuation | None = field(compare=False)
+    next_settings: NextSettings | None = field(compare=False)
 
 
 def draws(seed: int, *names: str) -> np.random.Generator:
@@ -267,15 +267,15 @@ class SimulatedExecutor:
     def in_flight(self) -> int:
         return len(self._heap)
 
-    def submit(self, request: ProbeRequest, extend: Continuation | None = None) -> None:
+    def submit(self, request: ProbeRequest, next_settings: NextSettings | None = None) -> None:
         self._submitted += 1
-        self._run(request, self._submitted, self._now_s, extend)
+        self._run(request, self._submitted, self._now_s, next_settings)
 
     def _run(
-        self, request: ProbeRequest, number: int, began_s: float, extend: Continuation | None
+        self, request: ProbeRequest, number: int, began_s: float, next_settings: NextSettings | None
     ) -> None:
         record = run_safely(self._runner, request)
-        flight = _Flight(began_s + record.wall_s, number, began_s, record, extend)
+        flight = _Flight(began_s + record.wall_s, number, began_s, record, next_settings)
         heapq.heappush(self._heap, flight)
 
     def wait(self, timeout_s: float | None = None) -> ProbeRecord | None:
@@ -289,12 +289,12 @@ class SimulatedExecutor:
             self._now_s = flight.end_s
             # It stays in flight while its next settings are chosen.
             longer = None
-            if flight.record.request.extendable and flight.extend is not None:
-                longer = extended(flight.record, flight.extend)
+            if flight.record.request.extendable and flight.next_settings is not None:
+                longer = extended(flight.record, flight.next_settings)
             heapq.heappop(self._heap)
             if longer is None:
                 return flight.record
-            self._run(longer, flight.number, flight.began_s, flight.extend)
+            self._run(longer, flight.number, flight.began_s, flight.next_settings)
         return None
 
     def now_s(self) -> float:

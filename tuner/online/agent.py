@@ -1,9 +1,10 @@
 """The agent that tunes a training while it runs: a command, or a block of a program.
 
 A command is started once and left alone: its ranks send the ends of their steps
-(`tuner.workload.hook.watch`) and wait for nothing. The agent reads the meter, asks the bandit
-(`tuner.online.bandit`) for the next setting and puts it in force by the governor, whose guard
-restores the clocks if the agent dies. Whatever fails here ends the tuning and not the training.
+(`tuner.workload.hook.online_marks`) and wait for nothing. The agent reads the meter, asks the
+bandit (`tuner.online.bandit`) for the next setting and puts it in force by the governor, whose
+guard restores the clocks if the agent dies. Whatever fails here ends the tuning and not the
+training.
 
 In a program, the block is `with tuner.tuning(): ...`. Rank 0 starts the agent as a process of its
 own, which ends with the block or with rank 0. All ranks send the ends of their steps to it and wait
@@ -42,8 +43,8 @@ from tuner.receipt.measure import Command
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.workload import hook
-from tuner.workload.hook import watch
-from tuner.workload.hook.watch import ADDRESS
+from tuner.workload.hook import online_marks
+from tuner.workload.hook.online_marks import ADDRESS
 from tuner.workload.node.clocks.base import Governor, GovernorError
 from tuner.workload.node.measure.stragglers import (
     KEPT,
@@ -512,13 +513,13 @@ def tuning(**options: Unpack[TuningOptions]) -> Iterator[TunedBlock]:
             agent.ready.wait(START_S)
             if ranks > 1:
                 publish(store, key, agent.address)
-        watch.begin(agent.address if agent else published(store, key, START_S), rank)
+        online_marks.begin(agent.address if agent else published(store, key, START_S), rank)
         yield block
         code = 0
     finally:
         if os.getpid() == owner:  # a forked worker may unwind through here
             _open = False
-            watch.end()
+            online_marks.end()
             if agent is not None:
                 agent.close(code)
 

@@ -160,7 +160,7 @@ class ChangeDetector:
 
 # Step marks that the ranks of a watched training send to the agent, and the knobs that they set.
 #
-# The lines are those of `tuner.workload.hook.watch`.
+# The lines are those of `tuner.workload.hook.online_marks`.
 
 
 #: Steps from the latest known one to a boundary where all ranks can stop: they may be further.

@@ -59,7 +59,7 @@ from tuner.problem.from_job import (
     does_not_fit,
     not_predicted,
     not_searched,
-    question_of,
+    problem_parts,
 )
 from tuner.problem.job_request import JobRequest
 from tuner.problem.problem import Problem, in_job_steps, versions
@@ -440,7 +440,7 @@ def run_plan(
     if request.run is not None:
         request, corrects = _of_run(request, request.run)
     job, cluster = request.named_job, cluster_to_predict(request.cluster)
-    question = question_of(replace(request, job=job, cluster=cluster), plan=True)
+    question = problem_parts(replace(request, job=job, cluster=cluster), plan=True)
     job, cluster = question.job, question.cluster
     if most := [number for number in gpus if number > cluster.devices]:
         raise InputError(

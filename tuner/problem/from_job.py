@@ -363,7 +363,7 @@ class Question:
         )
 
 
-def question_of(request: JobRequest, *, plan: bool = False) -> Question:
+def problem_parts(request: JobRequest, *, plan: bool = False) -> Question:
     """Find the job, cluster and space of a request; a `plan` ignores declared knobs, which no model
     knows.
     """
@@ -414,7 +414,7 @@ def problem_of_job(request: JobRequest, *, plan: bool = False) -> Problem:
     A `plan` keeps what the built-in training program cannot run yet, for a simulated cluster. What
     needs more GPUs than the job may have could not be chosen, so it is left out.
     """
-    question, most = question_of(request, plan=plan), request.constraints.max_gpus
+    question, most = problem_parts(request, plan=plan), request.constraints.max_gpus
     job, cluster = question.job, question.cluster
     found = _runnable(question, plan)
     _leave_out_unfitting(found, question, plan)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from tuner.answer.answer import Answer
-from tuner.answer.state import build_result
+from tuner.answer.state import build_answer
 from tuner.answer.views import view_named
 from tuner.problem.constraints import Constraints
 from tuner.problem.from_job import problem_of_job
@@ -52,7 +52,7 @@ def result_of(folder: RunFolder) -> Answer:
         result = view_named("plan").answer_of(folder)
     else:
         records = folder.records()
-        result = study_result(load_spec(folder, records), records)
+        result = answer_of_study(load_spec(folder, records), records)
     return replace(result, report_path=folder.report) if folder.report.exists() else result
 
 
@@ -175,8 +175,8 @@ def _stop_reason(section: Any) -> StopReason:
     return reason
 
 
-def study_result(spec: StudySpec, records: Sequence[ProbeRecord]) -> Answer:
+def answer_of_study(spec: StudySpec, records: Sequence[ProbeRecord]) -> Answer:
     """Return the result of a study, from everything that its probes measured."""
     records = [in_job_steps(record, spec.problem.job) for record in records]
     spec = replace(spec, problem=without_unsupported(spec.problem, records))
-    return build_result(spec, records)
+    return build_answer(spec, records)

@@ -43,8 +43,8 @@ from tuner.study.recorder import StudyRecorder
 from tuner.study.rules import (
     baseline_due,
     front_to_beat,
-    further_launches,
     idle_share,
+    launches_to_verify,
     measured_job_kJ,
     measured_launches,
     node_failures,
@@ -420,7 +420,7 @@ class SearchLoop:
         check = partial(self._budget.check, status, cost_kJ, searching=searching, count=count)
         if searching and self._verifies:
             limit = check(reserve=True, expected_s=expected_s)
-            if limit and (repeating or further_launches(self.state, self.expected_kJ)[1]):
+            if limit and (repeating or launches_to_verify(self.state, self.expected_kJ)[1]):
                 return limit
         return check(expected_s=expected_s)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tuner.executors.base import Executor
-from tuner.executors.local import LocalNode
+from tuner.executors.local import SharedRunner
 from tuner.problem.constraints import Constraints, LimitOptions
 from tuner.problem.job_request import Given, JobRequest
 from tuner.problem.run_folder import RunFolder, new_name
@@ -151,7 +151,7 @@ class StudyRequest(JobRequest):
 
         return predicts(self.executor)
 
-    def checked(self, notify: Notify | None, *, starts: bool = True) -> StudyRequest:
+    def resolved(self, notify: Notify | None, *, starts: bool = True) -> StudyRequest:
         """Return the request with its knobs, and the cluster and the executor that it means.
 
         Without `starts`, a Ray cluster is not asked to start a node.
@@ -168,7 +168,7 @@ class StudyRequest(JobRequest):
                 f"executor {self.executor} measures nothing; leave the meter {self.meter!r} out"
             )
         if self.knobs:
-            return self.declaring_knobs().checked(notify, starts=starts)
+            return self.declaring_knobs().resolved(notify, starts=starts)
         cluster, executor = self.cluster, self.executor
         if self.ray_address is not None or self.device_kind is not None:
             cluster, executor = self._on_cluster(notify, starts), "ray"
@@ -185,8 +185,8 @@ class StudyRequest(JobRequest):
         search = self.search.with_default_limits(simulated=simulated)
         return replace(self, cluster=cluster, executor=executor, search=search)
 
-    def prepared(
-        self, notify: Notify | None, node: LocalNode | None = None
+    def inspected_problem(
+        self, notify: Notify | None, node: SharedRunner | None = None
     ) -> tuple[Problem, RunFolder, StudyRequest]:
         """Return the problem, the run folder and the request; a script is started once, on `node`
         if that is given."""
@@ -334,7 +334,7 @@ def job_of_script(
     *,
     address: str | None,
     announce: Announce,
-    node: LocalNode | None = None,
+    node: SharedRunner | None = None,
     limit_s: float | None = None,
     require_length: Callable[[], None] = lambda: None,
     adds_knobs: bool = False,
@@ -348,7 +348,7 @@ def job_of_script(
     are added.
     """
     if node is None:
-        with closing(LocalNode()) as node:
+        with closing(SharedRunner()) as node:
             return job_of_script(
                 script,
                 cluster,
@@ -368,7 +368,7 @@ def job_of_script(
         launcher_on,
         ranks_today,
     )
-    from tuner.workload.scripts.observing import inspect_observed, observe_script, observed_job
+    from tuner.workload.scripts.observing import job_of_observed, observe_script, observed_job
 
     launched_here = partial(
         _launched_here, node=node, cluster=cluster, run=run, announce=announce, limit_s=limit_s
@@ -389,7 +389,7 @@ def job_of_script(
                 require_length()
             started = replace(blank, whole=bool(seen.why_as_it_stands))
             run_probe = launched_here(started)
-            return inspect_observed(
+            return job_of_observed(
                 seen,
                 run_probe,
                 cluster=cluster,
@@ -437,7 +437,7 @@ def _nodes(script: Script, cluster: Cluster, address: str | None) -> int:
 
 def _launched_here(
     job: ScriptJob,
-    node: LocalNode,
+    node: SharedRunner,
     run: RunFolder,
     cluster: Cluster,
     announce: Announce,
@@ -449,7 +449,7 @@ def _launched_here(
         if limit_s is not None:
             request = replace(request, first_step_limit_s=limit_s, time_limit_s=limit_s)
         runner.prepare()
-        return runner.run_of(of, request)
+        return runner.run_for_job(of, request)
 
     return run_probe
 

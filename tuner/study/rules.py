@@ -154,7 +154,7 @@ def with_next_probe(
     return replace(limit, figures={**limit.figures, **figures})
 
 
-def further_launches(
+def launches_to_verify(
     state: StudyState, expected_kJ: Callable[[Sequence[Configuration]], float]
 ) -> tuple[Point | None, FurtherLaunches | None]:
     """Return the choice and its further launches, or today's, that are worth it; None if none."""

@@ -34,11 +34,11 @@ from tuner.search.sampler import StockPlanner, check_stock
 from tuner.search_spaces.errors import InputError
 from tuner.study.callbacks import Notify, Progress, Show
 from tuner.study.dry_run import forecast
-from tuner.study.load import read_end, study_result
+from tuner.study.load import answer_of_study, read_end
 from tuner.study.loop import SearchLoop
 from tuner.study.recorder import StudyRecorder, open_storage, storage_name
 from tuner.study.request import StudyRequest
-from tuner.study.rules import further_launches
+from tuner.study.rules import launches_to_verify
 from tuner.workload.node.clocks.base import LIVE
 from tuner.workload.node.meters.base import TAKEN
 from tuner.workload.records.probe import Basis, MeterInfo, ProbeRecord
@@ -223,7 +223,7 @@ class Session:
 
     def _answer(self) -> Answer:
         records = read_trace(self._run.trace).records
-        result = study_result(self._spec, records)
+        result = answer_of_study(self._spec, records)
         return result if self._show is None else self._show(result, records)
 
     def _announce(self, sentence: str) -> None:
@@ -238,7 +238,7 @@ def _verify(search: SearchLoop) -> NoVerdict | None:
     reported_choice: Point | None = None
     while True:
         state = search.state
-        choice, more = further_launches(state, search.expected_kJ)
+        choice, more = launches_to_verify(state, search.expected_kJ)
         if more is None or choice is None:
             return None
         today = state.judge.today

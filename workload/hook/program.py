@@ -153,7 +153,7 @@ def main(arguments: list[str]) -> None:
         ranks, program = arguments[:at], arguments[at + 1 :]
         named = 2 if program[0] == "-m" else 1
         # A part of the extra that starts the program so.
-        importlib.import_module(f"{__package__}.watch").watch_program()
+        importlib.import_module(f"{__package__}.online_marks").watch_program()
         run_program([*program[:named], *ranks, *program[named:]])
     else:
         print("joulefront_hook rank SPEC | run SCRIPT ... | watch SCRIPT ...", file=sys.stderr)

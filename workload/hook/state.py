@@ -11,7 +11,7 @@ from typing import Any
 
 from . import source
 
-#: Connection to the agent, a `link.Link` or `watch.Watch`; None without one.
+#: Connection to the agent, a `link.Link` or `online_marks.Watch`; None without one.
 link: Any = None
 #: True in a probe, as a rank of the agent's or of a command that was started as it stands.
 probed = False

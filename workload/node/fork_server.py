@@ -84,7 +84,7 @@ def _become_rank(spec: dict[str, Any], group: int) -> NoReturn:
         file.write("1000")  # if memory runs out, the kernel ends a rank rather than the agent
     if spec.get("command"):
         os.execvpe(spec["argv"][0], spec["argv"], dict(spec["env"]))
-    if spec.get("fresh"):
+    if spec.get("new_interpreter"):
         os.execve(
             sys.executable,
             [sys.executable, "-P", os.path.join(HOOK, "__main__.py"), "rank", _visible(spec)],

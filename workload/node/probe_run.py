@@ -69,9 +69,9 @@ from tuner.workload.node.rank_launch import (
 from tuner.workload.node.rank_server import control_socket
 from tuner.workload.records.probe import (
     LONG_STEP_S,
-    Continuation,
     Failure,
     Measurement,
+    NextSettings,
     PowerSample,
     ProbeRecord,
     ProbeRequest,
@@ -228,7 +228,7 @@ def peak_bytes(peaks: Sequence[Mapping[str, int]], held_bytes: int | None = None
     return max(values) if values else None
 
 
-def inspect_cause(conductor: Conductor, first_step_s: float) -> None:
+def run_first_steps(conductor: Conductor, first_step_s: float) -> None:
     """Run the steps that the hook counts besides the first; fewer if they are long or it ends.
 
     A process that trains beside the ranks has as long as these had to reach its first step.
@@ -365,7 +365,7 @@ class Probe:
         self.measurements: list[Measurement] = []
         self.environment = self.launch.environment
         self.ports = contextlib.ExitStack()  # reserved until rank 0 has met the others
-        self._next_settings: Continuation | None = None
+        self._next_settings: NextSettings | None = None
         self._missed: list[UnappliedSetting] = []
         self._agreement = Agreement(Levels())
         ranks = self.launch.configuration.world_size
@@ -378,7 +378,7 @@ class Probe:
         self._peak_bytes: int | None = None
         self._began_s = 0.0
 
-    def run(self, next_settings: Continuation | None = None) -> ProbeRecord:
+    def run(self, next_settings: NextSettings | None = None) -> ProbeRecord:
         """Run the probe; whatever goes wrong becomes the record's failure."""
         self._next_settings = next_settings
         started_at = datetime.now(UTC).isoformat(timespec="milliseconds")
@@ -472,7 +472,7 @@ class Probe:
             conductor.first_step()
             self.ports.close()
             self._enter("warming up")
-            self.lead(conductor, timeline)
+            self.run_steps(conductor, timeline)
             self._enter("ending")
             held = self._platform.memory_held(family(self.node.server.pid))
             conductor.finish()
@@ -514,12 +514,12 @@ class Probe:
         """Explain an exit without an exception."""
         return self.launch.explain_exit(rank, code)
 
-    def lead(self, conductor: Conductor, timeline: Timeline) -> None:
+    def run_steps(self, conductor: Conductor, timeline: Timeline) -> None:
         """Lead the ranks from the first step to the last; an inspection ends after a few."""
         if self.request.inspects:
             self.environment["first_step_s"] = self.since_request_s
             try:
-                inspect_cause(conductor, self.since_request_s)
+                run_first_steps(conductor, self.since_request_s)
             finally:
                 self.environment["steps_done"] = conductor.done
             self.environment["facts"] = conductor.facts

@@ -74,7 +74,7 @@ class ProbeNode:
     meter: Meter
     governor: Governor
     program: Path | None
-    fresh: bool
+    new_interpreter: bool
     keep: bool
     step_limit_s: float | None
     cancelled: threading.Event
@@ -144,12 +144,12 @@ class RankLaunch:
             )
         world = self.configuration.world_size
         fork_unsafe = self.node.server.fork_unsafe or read_at_start(self.node.job.knobs)
-        fresh = self.node.fresh or bool(fork_unsafe)
+        new_interpreter = self.node.new_interpreter or bool(fork_unsafe)
         self.environment |= {
             "deepspeed_config": start.config,
             "argv": list(start.words),
             "ranks": world,
-            "fresh_interpreter": fresh,
+            "fresh_interpreter": new_interpreter,
         }
         if fork_unsafe:
             self.environment["why_fresh_interpreter"] = fork_unsafe
@@ -182,7 +182,7 @@ class RankLaunch:
                     cwd=start.cwd,
                     **own,
                     address=address,
-                    fresh=fresh,
+                    new_interpreter=new_interpreter,
                     options=options,
                 )
             )

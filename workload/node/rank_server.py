@@ -82,7 +82,7 @@ class RankSpec:
     cpus: tuple[int, ...] = ()
     memory: tuple[int, ...] = ()
     policy: int = 0  # of the memory nodes (set_mempolicy(2))
-    fresh: bool = False  # in a new interpreter instead of forking one that has imported
+    new_interpreter: bool = False  # in a new interpreter instead of forking one that has imported
     command: bool = False  # argv is a whole command, in whose environment the hook waits
     options: Mapping[str, Any] = field(default_factory=dict)  # of the hook (`Start.options`)
 

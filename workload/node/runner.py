@@ -31,9 +31,9 @@ from tuner.workload.node.rank_group import ServerError
 from tuner.workload.node.rank_launch import ProbeNode
 from tuner.workload.node.rank_server import RankServer
 from tuner.workload.records.probe import (
-    Continuation,
     Failure,
     MeterInfo,
+    NextSettings,
     ProbeRecord,
     ProbeRequest,
     Runner,
@@ -57,7 +57,7 @@ class LocalRunner(Runner):
         meter: Meter | None = None,
         governor: Governor | None = None,
         announce: Callable[[str], None] = lambda sentence: None,
-        fresh: bool = False,
+        new_interpreter: bool = False,
         step_limit_s: float | None = None,
         program: Path | None = None,
         keep: bool = False,
@@ -87,14 +87,14 @@ class LocalRunner(Runner):
             meter=meter,
             governor=governor or platform.open_governor(cluster, meter.info),
             program=program,
-            fresh=fresh,
+            new_interpreter=new_interpreter,
             keep=keep,
             step_limit_s=step_limit_s,
             cancelled=threading.Event(),
             prepare=self._prepare,
             check=self.check,
         )
-        self.turn_to(job)
+        self.set_job(job)
 
     def prepare(self, ops: Sequence[str] = ()) -> float:
         """Import the frameworks and load DeepSpeed ops; return the seconds that it took.
@@ -146,11 +146,11 @@ class LocalRunner(Runner):
             device = ""
         return ForeignLoad(cores.share(), device)
 
-    def turn_to(self, job: TrainingJob) -> None:
+    def set_job(self, job: TrainingJob) -> None:
         """Probe another job from here on, with ranks of the same server."""
         self.node = replace(self.node, job=job)
 
-    def adopt(self, job: TrainingJob, *, keep: bool = False) -> None:
+    def set_job_and_imports(self, job: TrainingJob, *, keep: bool = False) -> None:
         """Probe another job from here on, for whose ranks `prepare` imports what they lack."""
         started = launchable(job, self.node.cluster, self.node.program)
         self.node.server.add_imports(
@@ -158,9 +158,9 @@ class LocalRunner(Runner):
         )
         self.node = replace(self.node, job=job, keep=keep)
 
-    def run_of(self, job: TrainingJob, request: ProbeRequest) -> ProbeRecord:
+    def run_for_job(self, job: TrainingJob, request: ProbeRequest) -> ProbeRecord:
         """Run one probe of another job, to which later ones belong, too."""
-        self.turn_to(job)
+        self.set_job(job)
         return self.run(request)
 
     def cancel(self) -> None:
@@ -169,18 +169,18 @@ class LocalRunner(Runner):
 
     def run(self, request: ProbeRequest) -> ProbeRecord:
         """Run one probe. Never raises for a probe that fails."""
-        return self.run_as(Probe, request)
+        return self.run_kind(Probe, request)
 
-    def run_interactive(self, request: ProbeRequest, next_settings: Continuation) -> ProbeRecord:
-        return self.run_as(Probe, request, next_settings=next_settings)
+    def run_interactive(self, request: ProbeRequest, next_settings: NextSettings) -> ProbeRecord:
+        return self.run_kind(Probe, request, next_settings=next_settings)
 
-    def run_as(
+    def run_kind(
         self,
         kind: Callable[[ProbeNode, ProbeRequest], Probe],
         request: ProbeRequest,
         *,
         nodes: int = 1,
-        next_settings: Continuation | None = None,
+        next_settings: NextSettings | None = None,
     ) -> ProbeRecord:
         """Run one probe of another kind; InputError if a knob or value cannot be."""
         self.check(request, nodes)

@@ -241,7 +241,7 @@ class ProbeRequest:
     `purpose` is "baseline", "search", "verify", "probe", "training" or one of
     `INSPECTIONS`; limits of None are the defaults of `tuner.workload.records.probe`. If
     `extendable`, further settings may follow in the same launch
-    (`Continuation`). `front` is what measured configurations reach
+    (`NextSettings`). `front` is what measured configurations reach
     at the upper ends of their intervals, (s, J) of a step: a window that is shown to be beaten by
     one of them ends early.
     """
@@ -653,10 +653,10 @@ class ProbeRecord:
 
 #: Called when all settings of an extendable request are visited, with the request so far and its
 #: measurements; returns further settings to visit in the same launch, none to end it.
-Continuation = Callable[[ProbeRequest, Sequence[Measurement]], Sequence[Settings]]
+NextSettings = Callable[[ProbeRequest, Sequence[Measurement]], Sequence[Settings]]
 
 
-def extended(record: ProbeRecord, next_settings: Continuation) -> ProbeRequest | None:
+def extended(record: ProbeRecord, next_settings: NextSettings) -> ProbeRequest | None:
     """Return the record's request with its next settings added, or None if there are none."""
     more = next_settings(record.request, record.measurements) if record.ok else ()
     request = record.request
@@ -673,7 +673,7 @@ class Runner(Protocol):
         """Run one probe; a failure is in its record. InputError if it names an unknown knob."""
         ...
 
-    def run_interactive(self, request: ProbeRequest, next_settings: Continuation) -> ProbeRecord:
+    def run_interactive(self, request: ProbeRequest, next_settings: NextSettings) -> ProbeRecord:
         """Run one probe, which visits the settings that `next_settings` returns besides.
 
         A runner whose launches cost nothing runs the longer probe anew.

@@ -123,7 +123,7 @@ def observe_script(
     return ObservedLaunch(seen, facts, first_step_s)
 
 
-def inspect_observed(
+def job_of_observed(
     seen: ObservedLaunch,
     run: RunProbe,
     *,

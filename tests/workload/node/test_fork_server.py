@@ -81,14 +81,18 @@ def start(node: TwinNode, tmp_path: Path) -> Iterator[Start]:
         server.close()
 
 
-def output_of_rank(server: RankServer, folder: Path, text: str, *, fresh: bool = False) -> str:
+def output_of_rank(
+    server: RankServer, folder: Path, text: str, *, new_interpreter: bool = False
+) -> str:
     """Run a program as a rank; return what it printed."""
     program, log = folder / "program.py", folder / "rank0.log"
     program.write_text(text)
     log.unlink(missing_ok=True)
     listener, address, remove = control_socket()
     env = server.env | {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1"}
-    spec = RankSpec((str(program),), env, str(log), str(folder), address, fresh=fresh)
+    spec = RankSpec(
+        (str(program),), env, str(log), str(folder), address, new_interpreter=new_interpreter
+    )
     try:
         server.spawn([spec], listener)
         wait_until(lambda: server.exits(0.05))
@@ -134,11 +138,13 @@ except OSError:
 """
 
 
-@pytest.mark.parametrize("fresh", [False, True])
+@pytest.mark.parametrize("new_interpreter", [False, True])
 def test_a_rank_has_a_terminal_at_which_nobody_types(
-    start: Start, tmp_path: Path, fresh: bool
+    start: Start, tmp_path: Path, new_interpreter: bool
 ) -> None:
-    said = output_of_rank(start("import json"), tmp_path, TERMINAL, fresh=fresh).splitlines()
+    said = output_of_rank(
+        start("import json"), tmp_path, TERMINAL, new_interpreter=new_interpreter
+    ).splitlines()
     assert [line for line in said if line] == [
         "size 24 80",
         "a child has one True",
@@ -221,7 +227,7 @@ def test_ranks_of_new_interpreters_can_use_a_driver_that_forked_ones_cannot(
 ) -> None:
     server = start(LIBCUDA + "driver.cuInit(0)\n")
     assert "cuInit 3" in output_of_rank(server, tmp_path, ASK_CUDA)
-    assert "cuInit 0" in output_of_rank(server, tmp_path, ASK_CUDA, fresh=True)
+    assert "cuInit 0" in output_of_rank(server, tmp_path, ASK_CUDA, new_interpreter=True)
 
 
 @pytest.mark.slow

@@ -109,7 +109,7 @@ def test_a_probe_measures_one_launch(runner: LocalRunner) -> None:
 
 @pytest.mark.slow
 def test_a_fresh_interpreter_measures_the_same_job(tmp_path: Path) -> None:
-    runner = LocalRunner(load_job(), CLUSTER, run_dir=tmp_path, fresh=True)
+    runner = LocalRunner(load_job(), CLUSTER, run_dir=tmp_path, new_interpreter=True)
     try:
         record = runner.run(request("fresh", data_parallel=1, micro_batch=4))
         assert record.ok, record.failure

@@ -179,20 +179,20 @@ SECRET = "the-token-of-a-test"
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fresh", [False, True])
+@pytest.mark.parametrize("new_interpreter", [False, True])
 def test_the_environment_of_a_rank_is_not_on_its_command_line(
-    server: RankServer, launch: Launch, tmp_path: Path, fresh: bool
+    server: RankServer, launch: Launch, tmp_path: Path, new_interpreter: bool
 ) -> None:
     body = """
         with open("seen", "w") as file:
             print(os.getpid(), os.environ["HF_TOKEN"], file=file)
         time.sleep(1000)
     """
-    group = launch(body, env={"HF_TOKEN": SECRET}, fresh=fresh)
+    group = launch(body, env={"HF_TOKEN": SECRET}, new_interpreter=new_interpreter)
     pid, token = wait_for(tmp_path / "seen").split()
     assert token == SECRET
     words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
-    assert (b"rank" in words) == fresh
+    assert (b"rank" in words) == new_interpreter
     assert SECRET.encode() not in b" ".join(words)
     group.kill()
 

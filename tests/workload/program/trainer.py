@@ -96,7 +96,7 @@ class Trainer:
         Raises:
             RuntimeError: the probe failed; the message says why.
         """
-        self._runner.turn_to(job)  # the server imports the frameworks once, for all jobs
+        self._runner.set_job(job)  # the server imports the frameworks once, for all jobs
         name, self._count = f"probe{self._count}", self._count + 1
         record = self._runner.run(ProbeRequest(name, configuration.launch, window=QUICK))
         if record.failure is not None:

@@ -214,7 +214,7 @@ def observe(folder: Path, line: str, *, limit_s: float = 60.0) -> Observation:
 
         def run(job: ScriptJob, request: ProbeRequest) -> ProbeRecord:
             limits = {"time_limit_s": limit_s, "first_step_limit_s": limit_s}
-            return runner.run_of(job, replace(request, **limits))
+            return runner.run_for_job(job, replace(request, **limits))
 
         seen = observe_script(script, run, folder=runs, announce=lambda sentence: None)
     assert seen is not None

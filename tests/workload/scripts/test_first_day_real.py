@@ -57,7 +57,9 @@ def look(runner: LocalRunner, folder: Path, body: str, words: str = "", **told: 
     (folder / "train.py").write_text(HEAD + dedent(body))
     script = Script(f"train.py {words}".strip(), cwd=folder, **told)  # type: ignore[arg-type]
     blank = blank_job(script, CLUSTER)
-    return inspect_script(script, blank, runner.run_of, cluster=CLUSTER, folder=runner.node.run_dir)
+    return inspect_script(
+        script, blank, runner.run_for_job, cluster=CLUSTER, folder=runner.node.run_dir
+    )
 
 
 @pytest.mark.parametrize(
@@ -221,7 +223,7 @@ def test_a_script_that_ends_too_early_is_told_how_many_steps_it_needs(
     runner: LocalRunner, tmp_path: Path
 ) -> None:
     job = look(runner, tmp_path, PLAIN, "--max-steps 30")
-    runner.turn_to(job)
+    runner.set_job(job)
     policy = WindowPolicy(min_s=2.0, max_s=4.0)
     request = ProbeRequest("first", job.baseline.launch, window=policy, time_limit_s=60.0)
     failure = runner.run(request).failure

@@ -13,7 +13,7 @@ from textwrap import dedent
 
 import pytest
 
-from tuner.executors.local import LocalNode
+from tuner.executors.local import SharedRunner
 from tuner.problem.run_folder import RunFolder
 from tuner.search_spaces.errors import InputError
 from tuner.study.request import job_of_script
@@ -96,7 +96,9 @@ def observe(folder: Path, command: str, program: str = TRAIN) -> ObservedLaunch:
     script.require_startable()
     runs = folder / "run"
     with closing(LocalRunner(observed_job(script), CLUSTER, run_dir=runs)) as runner:
-        seen = observe_script(script, runner.run_of, folder=runs, announce=lambda sentence: None)
+        seen = observe_script(
+            script, runner.run_for_job, folder=runs, announce=lambda sentence: None
+        )
     assert seen is not None
     return seen
 
@@ -155,7 +157,7 @@ def of_train(
     (folder / "train.py").write_text(program)
     script, run = Script(command, cwd=folder), RunFolder.named(folder, "run")
     announce = announced.append
-    with closing(LocalNode()) as node:
+    with closing(SharedRunner()) as node:
         job = job_of_script(script, CLUSTER, run, address=None, announce=announce, node=node)
         runner = node.runner(job, CLUSTER, run_dir=run.path, announce=announce)
         # What starts whole commands imports nothing for ranks.

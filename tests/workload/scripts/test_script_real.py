@@ -52,16 +52,16 @@ class Bench:
             command = f"torchrun --nproc-per-node {ranks} {command}"
         script = Script(command, cwd=cwd, **told)  # type: ignore[arg-type]
         blank = blank_job(script, CLUSTER)
-        self.runner.turn_to(blank)
+        self.runner.set_job(blank)
         return inspect_script(script, blank, self._run, cluster=CLUSTER, folder=self.runs)
 
     def _run(self, job: ScriptJob, request: ProbeRequest) -> ProbeRecord:
-        self.records.append(self.runner.run_of(job, request))
+        self.records.append(self.runner.run_for_job(job, request))
         return self.records[-1]
 
     def probe(self, job: ScriptJob, name: str, **knobs: object) -> tuple[ProbeRecord, str]:
         """The record of one probe, and what rank 0 printed."""
-        self.runner.turn_to(job)
+        self.runner.set_job(job)
         launch = Configuration.of({**job.baseline.launch, **knobs}).launch
         record = self.runner.run(ProbeRequest(name, launch, window=QUICK, time_limit_s=60.0))
         return record, (self.runs / "probes" / name / "rank0.log").read_text()
@@ -251,10 +251,10 @@ def test_under_the_hook_a_script_has_modules_of_its_own(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "fresh", [False, pytest.param(True, marks=pytest.mark.long)], ids=["forked", "fresh"]
+    "new_interpreter", [False, pytest.param(True, marks=pytest.mark.long)], ids=["forked", "fresh"]
 )
 def test_a_repository_with_models_and_workload_of_its_own(
-    bench: Bench, tmp_path: Path, fresh: bool
+    bench: Bench, tmp_path: Path, new_interpreter: bool
 ) -> None:
     for package, name, text in (
         ("models", "net", "import torch\ndef build():\n    return torch.nn.Linear(8, 1)\n"),
@@ -269,13 +269,13 @@ def test_a_repository_with_models_and_workload_of_its_own(
         (tmp_path / package / "__init__.py").touch()
         (tmp_path / package / f"{name}.py").write_text(text)
     shutil.copy(SCRIPTS / "own_packages.py", tmp_path / "train.py")
-    bench.runner.node = replace(bench.runner.node, fresh=fresh)
+    bench.runner.node = replace(bench.runner.node, new_interpreter=new_interpreter)
     try:
         job = bench.look("train.py", tmp_path)
         assert (job.global_batch, job.baseline.micro_batch, job.frame.follows) == (8, 2, True)
-        record, log = bench.probe(job, f"own-{fresh}", zero_stage=3, micro_batch=1)
+        record, log = bench.probe(job, f"own-{new_interpreter}", zero_stage=3, micro_batch=1)
     finally:
-        bench.runner.node = replace(bench.runner.node, fresh=False)
+        bench.runner.node = replace(bench.runner.node, new_interpreter=False)
     assert record.ok, (record.failure, log[-1000:])
     assert "stage 3" in log
 

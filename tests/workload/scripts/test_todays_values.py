@@ -138,8 +138,8 @@ def test_a_limit_on_a_training_of_unknown_length_is_refused(
     tmp_path: Path, limit: dict[str, float]
 ) -> None:
     with pytest.raises(InputError, match="length is unknown; add --steps with"):
-        unknown(tmp_path, **limit).prepared(None)
-    problem, _, _ = unknown(tmp_path, max_slowdown=0.05).prepared(None)
+        unknown(tmp_path, **limit).inspected_problem(None)
+    problem, _, _ = unknown(tmp_path, max_slowdown=0.05).inspected_problem(None)
     assert (problem.steps, problem.length) == (1, None)
 
 

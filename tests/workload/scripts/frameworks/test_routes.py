@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from tests.support.scripts import on_every_device
-from tuner.problem.from_job import _runnable, question_of
+from tuner.problem.from_job import _runnable, problem_parts
 from tuner.problem.job_request import JobRequest
 from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.configuration import Configuration
@@ -236,7 +236,7 @@ def test_a_space_with_zero_stages_searches_fsdp2_where_that_is_what_there_is(
     narrowed = titan(tmp_path).narrowed(space)
     assert {*narrowed.choices["sharding"]} == {"deepspeed", "fsdp2", "fsdp2_no_reshard"}  # type: ignore[misc]
     assert narrowed.choices.get("zero_stage", (0,)) == (0,)
-    found = _runnable(question_of(JobRequest(titan(tmp_path), NODE, "default")), plan=False)
+    found = _runnable(problem_parts(JobRequest(titan(tmp_path), NODE, "default")), plan=False)
     shardings = {c.get("sharding") for c in found.candidates}
     assert shardings == {*narrowed.choices["sharding"]}  # type: ignore[misc]
     assert "sharding" in found.notes[0]
