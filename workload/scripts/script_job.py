@@ -46,114 +46,6 @@ from tuner.workload.scripts.secrets import require, shell_words
 _ALWAYS_NAMED = ("data_parallel", "micro_batch", "zero_stage")
 
 
-@dataclass(frozen=True)
-class ScriptKnobs:
-    """Knobs of a script: their present values, their support and the space that they leave."""
-
-    job: ScriptTraining
-
-    @cached_property
-    def baseline(self) -> Configuration:
-        """The user's present configuration."""
-        values = {
-            name: value
-            for name, value in today_of(self.job).items()
-            if name in _ALWAYS_NAMED or (name in KNOBS and value != KNOBS[name].default)
-        }
-        return with_baseline(Configuration.of(values), self.job.knobs)
-
-    @cached_property
-    def offers(self) -> Mapping[str, KnobSupport]:
-        """The support of each launch knob."""
-        return {name: support_of(self.job, name) for name in LAUNCH}
-
-    def refused(self, configuration: Configuration) -> list[str]:
-        """Return a phrase for each knob value that this script cannot take; empty if none."""
-        phrases = []
-        declared = {*(knob.name for knob in self.job.knobs), CHANGED}
-        for name, value in configuration.launch.items():
-            if name in declared:
-                continue
-            offer, today = self.offers.get(name), self.baseline.get(name)
-            if offer is None:
-                phrases.append(f"{name} is not a knob of a script")
-            elif value != today and not offer.turned:
-                phrases.append(f"{name} is {today} in this script and not {value}: {offer.why}")
-            elif value != today and offer.values and value not in offer.values:
-                phrases.append(f"{name} {value} is none of {', '.join(map(str, offer.values))}")
-        if self.job.frame.keeps == "micro_batch" and not phrases:
-            today = self.baseline.micro_batch * self.baseline.data_parallel
-            if configuration.micro_batch * configuration.data_parallel != today:
-                phrases.append(f"micro-batch x ranks stay {today}: the script does not accumulate")
-        if phrases or self.job.driven is None or configuration.launch == self.baseline.launch:
-            return phrases
-        return self.job.driven.refused(configuration)
-
-    def restricted(self, space: SearchSpace) -> SearchSpace:
-        """Return the space with knobs that a script cannot set fixed at present values."""
-        choices: dict[str, tuple[Value, ...] | Auto] = {}
-        for name in KNOBS:
-            choice = space.choices.get(name)
-            if name == "sharding" and choice is None and _shards_otherwise(self.job, space):
-                choice = self.offers[name].values
-            if name == "global_batch":
-                continue
-            kept = self._choice_of(name, choice) if name in self.offers else choice
-            if kept is not None:
-                choices[name] = kept
-        return replace(space, choices=choices)
-
-    def _choice_of(
-        self, name: str, choice: tuple[Value, ...] | Auto | None
-    ) -> tuple[Value, ...] | Auto | None:
-        offer, today, default = self.offers[name], self.baseline.get(name), KNOBS[name].default
-        assert today is not None  # every launch knob has a default
-        if choice is None or not offer.turned or choice == Auto(kind="baseline"):
-            if today == default or default is None:
-                return None
-            # A knob that the space does not name stands at its default, or as today.
-            can = choice is None and offer.turned and default in (offer.values or (default,))
-            return (default, today) if can else (today,)
-        if isinstance(choice, tuple):
-            kept = [value for value in choice if not offer.values or value in offer.values]
-            return (*kept, today)
-        return (*offer.values, today) if offer.values else choice
-
-    def sentences(self, searched: Collection[str] = LAUNCH) -> tuple[str, ...]:
-        """Describe the knobs in play and the reasons against the rest, one sentence each."""
-        able = [name for name in LAUNCH if self.offers[name].turned]
-        declared = [knob.name for knob in self.job.knobs]
-        turned = [*(name for name in able if name in searched), *declared]
-        left = [name for name in able if name not in searched]
-        sentences = [
-            f"the script {self.job.name!r} trains by {_trainer(self.job)}; in play: "
-            f"{', '.join(turned) or 'no launch knob'}, and live settings where the machine lets "
-            "them be set"
-        ]
-        if left:
-            sentences.append(f"not in this search space: {', '.join(left)}")
-        if others := _undeclared(self.job):
-            sentences.append(f"{others} (--knobs framework)")
-        for why, names in self._reasons(LAUNCH).items():
-            sentences.append(f"not in play: {', '.join(names)}: {why}")
-        return (*sentences, *self.job.assumed)
-
-    def why_nothing(self) -> tuple[str, ...]:
-        """Return why none of the knobs that split the batch can be turned, a sentence each."""
-        reasons = self._reasons(("micro_batch", "data_parallel"))
-        stay = [
-            f"{' and '.join(names)}: {why}" for why, names in reasons.items() if why != NO_BATCH
-        ]
-        return (*stay, *(note for note in self.job.assumed if "predicted before" not in note))
-
-    def _reasons(self, names: Collection[str]) -> dict[str, list[str]]:
-        reasons: dict[str, list[str]] = {}
-        for name in names:
-            if not self.offers[name].turned:
-                reasons.setdefault(self.offers[name].why, []).append(name)
-        return reasons
-
-
 def _trainer(job: ScriptTraining) -> str:
     counted = {"torch": "a torch optimizer", "program": "steps of its own"}
     by = counted.get(job.frame.kind, "DeepSpeed")
@@ -225,7 +117,15 @@ _QUIET_ENV = {
 
 @dataclass(frozen=True)
 class ScriptJob(ScriptTraining, LaunchableJob):
-    """Job that a user's script trains: its knobs, and its start under a configuration."""
+    """Job that a user's script trains: its knobs, and its start under a configuration.
+
+    An inspection shows which parts of its model the script can divide, so it `splits_model` into
+    none by itself.
+    """
+
+    splits_model = False
+    trains_synthetic_data = False
+    today_name = "the script as it is started today"
 
     def declares(self, knobs: Sequence[Knob]) -> ScriptJob:
         """Return this job with declared knobs at today's values; InputError if one cannot be."""
@@ -240,25 +140,114 @@ class ScriptJob(ScriptTraining, LaunchableJob):
         kept = check_knobs(made)
         return replace(self, knobs=kept, assumed=tuple(dict.fromkeys([*self.assumed, *left_out])))
 
-    @cached_property
-    def _supported(self) -> ScriptKnobs:
-        return ScriptKnobs(self)
-
-    @property
-    def baseline(self) -> Configuration:
-        """The user's present configuration."""
-        return self._supported.baseline
-
-    @property
-    def offers(self) -> Mapping[str, KnobSupport]:
-        """The support of each launch knob."""
-        return self._supported.offers
-
     @property
     def user_command(self) -> UserCommand:
         """The words of each rank, with the variables of the launcher's line."""
         env = self.launcher.env if self.launcher else {}
         return UserCommand(self.words, self.cwd, env, self.driver)
+
+    # ---- its knobs
+
+    @cached_property
+    def baseline(self) -> Configuration:
+        """The user's present configuration."""
+        values = {
+            name: value
+            for name, value in today_of(self).items()
+            if name in _ALWAYS_NAMED or (name in KNOBS and value != KNOBS[name].default)
+        }
+        return with_baseline(Configuration.of(values), self.knobs)
+
+    @cached_property
+    def offers(self) -> Mapping[str, KnobSupport]:
+        """The support of each launch knob."""
+        return {name: support_of(self, name) for name in LAUNCH}
+
+    def refused(self, configuration: Configuration) -> list[str]:
+        """Return a phrase for each knob value that this script cannot take; empty if none."""
+        phrases = []
+        declared = {*(knob.name for knob in self.knobs), CHANGED}
+        for name, value in configuration.launch.items():
+            if name in declared:
+                continue
+            offer, today = self.offers.get(name), self.baseline.get(name)
+            if offer is None:
+                phrases.append(f"{name} is not a knob of a script")
+            elif value != today and not offer.turned:
+                phrases.append(f"{name} is {today} in this script and not {value}: {offer.why}")
+            elif value != today and offer.values and value not in offer.values:
+                phrases.append(f"{name} {value} is none of {', '.join(map(str, offer.values))}")
+        if self.frame.keeps == "micro_batch" and not phrases:
+            today = self.baseline.micro_batch * self.baseline.data_parallel
+            if configuration.micro_batch * configuration.data_parallel != today:
+                phrases.append(f"micro-batch x ranks stay {today}: the script does not accumulate")
+        if phrases or self.driven is None or configuration.launch == self.baseline.launch:
+            return phrases
+        return self.driven.refused(configuration)
+
+    def narrowed(self, space: SearchSpace) -> SearchSpace:
+        """Return the space with knobs that a script cannot set fixed at present values."""
+        choices: dict[str, tuple[Value, ...] | Auto] = {}
+        for name in KNOBS:
+            choice = space.choices.get(name)
+            if name == "sharding" and choice is None and _shards_otherwise(self, space):
+                choice = self.offers[name].values
+            if name == "global_batch":
+                continue
+            kept = self._choice_of(name, choice) if name in self.offers else choice
+            if kept is not None:
+                choices[name] = kept
+        return replace(space, choices=choices)
+
+    def _choice_of(
+        self, name: str, choice: tuple[Value, ...] | Auto | None
+    ) -> tuple[Value, ...] | Auto | None:
+        offer, today, default = self.offers[name], self.baseline.get(name), KNOBS[name].default
+        assert today is not None  # every launch knob has a default
+        if choice is None or not offer.turned or choice == Auto(kind="baseline"):
+            if today == default or default is None:
+                return None
+            # A knob that the space does not name stands at its default, or as today.
+            can = choice is None and offer.turned and default in (offer.values or (default,))
+            return (default, today) if can else (today,)
+        if isinstance(choice, tuple):
+            kept = [value for value in choice if not offer.values or value in offer.values]
+            return (*kept, today)
+        return (*offer.values, today) if offer.values else choice
+
+    def sentences(self, searched: Collection[str] = LAUNCH) -> tuple[str, ...]:
+        """Describe the knobs in play and the reasons against the rest, one sentence each."""
+        able = [name for name in LAUNCH if self.offers[name].turned]
+        declared = [knob.name for knob in self.knobs]
+        turned = [*(name for name in able if name in searched), *declared]
+        left = [name for name in able if name not in searched]
+        sentences = [
+            f"the script {self.name!r} trains by {_trainer(self)}; in play: "
+            f"{', '.join(turned) or 'no launch knob'}, and live settings where the machine lets "
+            "them be set"
+        ]
+        if left:
+            sentences.append(f"not in this search space: {', '.join(left)}")
+        if others := _undeclared(self):
+            sentences.append(f"{others} (--knobs framework)")
+        for why, names in self._reasons(LAUNCH).items():
+            sentences.append(f"not in play: {', '.join(names)}: {why}")
+        return (*sentences, *self.assumed)
+
+    def why_nothing(self) -> tuple[str, ...]:
+        """Return why none of the knobs that split the batch can be turned, a sentence each."""
+        reasons = self._reasons(("micro_batch", "data_parallel"))
+        stay = [
+            f"{' and '.join(names)}: {why}" for why, names in reasons.items() if why != NO_BATCH
+        ]
+        return (*stay, *(note for note in self.assumed if "predicted before" not in note))
+
+    def _reasons(self, names: Collection[str]) -> dict[str, list[str]]:
+        reasons: dict[str, list[str]] = {}
+        for name in names:
+            if not self.offers[name].turned:
+                reasons.setdefault(self.offers[name].why, []).append(name)
+        return reasons
 
     # ---- how it starts
 
@@ -353,16 +342,6 @@ class ScriptJob(ScriptTraining, LaunchableJob):
         return self
 
     @property
-    def splits_model(self) -> bool:
-        """False: inspection shows the parts of its model that the script can divide."""
-        return False
-
-    @property
-    def trains_synthetic_data(self) -> bool:
-        """False: the script trains the user's data."""
-        return False
-
-    @property
     def counts_batches(self) -> bool:
         """True if its first steps show the size of its batches."""
         return self.frame.counted
@@ -423,22 +402,6 @@ class ScriptJob(ScriptTraining, LaunchableJob):
             return ()
         return {"torch", "setuptools", *self.frame.imports} if self.line else None
 
-    def narrowed(self, space: SearchSpace) -> SearchSpace:
-        """Return the space with knobs that cannot be set fixed at present values."""
-        return self._supported.restricted(space)
-
-    def sentences(self, searched: Collection[str] = LAUNCH) -> tuple[str, ...]:
-        """Return which knobs can be set and why not others."""
-        return self._supported.sentences(searched)
-
-    def why_nothing(self) -> tuple[str, ...]:
-        """Return why none of the knobs that split the batch can be set, a sentence each."""
-        return self._supported.why_nothing()
-
-    def refused(self, configuration: Configuration) -> list[str]:
-        """Return a phrase for each knob value that this script cannot take; empty if none."""
-        return self._supported.refused(configuration)
-
     @property
     def searched_knobs(self) -> tuple[Knob, ...]:
         """The declared knobs, which were checked when they were declared."""
@@ -447,11 +410,6 @@ class ScriptJob(ScriptTraining, LaunchableJob):
     def today(self) -> Configuration:
         """Return the configuration of the command."""
         return self.baseline
-
-    @property
-    def today_name(self) -> str:
-        """Source of today's configuration."""
-        return "the script as it is started today"
 
     def today_facts(self, today: Configuration | None = None) -> TodayFacts:
         """Return today's training, by default the command's."""
