@@ -26,13 +26,13 @@ from typing import Any
 from unittest import mock
 
 from hypothesis import strategies as st
-from tuner.online.earlier_measurements import FILE, SCHEMA, read_earlier
 
 from benchmarks.gpu_hour.nvml_recording import FORMAT, NvmlRecording
 from tests.fuzz.mutate import Draw, as_json, as_toml, as_yaml, bent, bent_file, nasty, torn
 from tests.support.agent_lines import act_on, lines
 from tests.support.studies import write_table
 from tuner.cli import main as cli
+from tuner.online.settings import FILE, SCHEMA, read_earlier
 from tuner.planner.plan import PLAN_FILE, read_plan
 from tuner.receipt.receipt import read_counts, trainings_of
 from tuner.recordings.table import TableRunner, load_table, read_csv

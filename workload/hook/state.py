@@ -17,7 +17,7 @@ link: Any = None
 probed = False
 #: Connection that a process makes when it steps (`attachment.Attachment`); None in other ranks.
 attachment: Any = None
-#: What the agent wants of this launch: see `tuner.workload.scripts.script_job.Start.options`.
+#: What the agent wants of this launch: see `tuner.workload.scripts.command.Start.options`.
 options: dict[str, Any] = {}
 #: What was seen of the program: how it is built, for `facts`.
 seen: dict[str, Any] = {}

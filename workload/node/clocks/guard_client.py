@@ -4,7 +4,7 @@ The agent sends it the earlier settings over a pipe before the first change, and
 "done". If the pipe closes without "done", or the agent ends, even by SIGKILL, the guard restores
 them. Its process is this file, too. Where only root may set clocks, a guard of root's sets and
 restores them (`tuner.workload.node.clocks.guard`,
-`tuner.workload.node.clocks.clock_backends.RootGuardNvml`).
+`tuner.workload.node.clocks.root_guard.RootGuardNvml`).
 """
 
 from __future__ import annotations
