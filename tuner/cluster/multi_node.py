@@ -277,7 +277,7 @@ def joined_settings(live: Settings, done: Sequence[Settings]) -> Settings:
     return Settings(joined)
 
 
-class _MultiNodeRanks:
+class _MultiNodeRanks(Ranks):
     """Ranks of all nodes: the lead's own, and the others' as relayed by their agents."""
 
     #: A dead node is known by its agent's silence, seconds after its peers' collectives broke.
@@ -298,15 +298,6 @@ class _MultiNodeRanks:
         ]
         for thread in self._threads:
             thread.start()
-
-    def second_training(self, limit_s: float) -> str:
-        return ""
-
-    def describe(self) -> str:
-        return ""
-
-    def expects_more(self) -> bool:
-        return False
 
     def _relay(self, number: int, peer: Peer) -> None:
         ahead_s = self._nodes.ahead_s[number]

@@ -34,7 +34,10 @@ class NoReply(ServerError):
 
 
 class Ranks(Protocol):
-    """The ranks of one probe; `patience_s` is how long a cause may arrive after its effect."""
+    """The ranks of one probe; `patience_s` is how long a cause may arrive after its effect.
+
+    Where the ranks are those that were started, no others are to be told of.
+    """
 
     size: int
     pids: tuple[int, ...]
@@ -45,12 +48,15 @@ class Ranks(Protocol):
 
     def second_training(self, limit_s: float) -> str:
         """Return a sentence on processes that train after their ranks have ended, or ""."""
+        return ""
 
     def describe(self) -> str:
         """Return a phrase on unexpected processes, or ""."""
+        return ""
 
     def expects_more(self) -> bool:
         """Return True while a process that was not expected may still report as a rank."""
+        return False
 
     def send(self, line: str) -> None:
         """Send a command to all ranks: "run N", "set JSON" or "quit"."""
@@ -59,7 +65,7 @@ class Ranks(Protocol):
         """End the ranks and all that they started."""
 
 
-class RankGroup:
+class RankGroup(Ranks):
     """The ranks of one probe on this node, whose processes a `RankServer` started."""
 
     patience_s = 1.0
@@ -106,18 +112,6 @@ class RankGroup:
         Its socket is not readable for them any more, so that nobody would hear of them.
         """
         self._exited(self._server)
-
-    def second_training(self, limit_s: float) -> str:
-        """Return nothing: the ranks are those that were started."""
-        return ""
-
-    def describe(self) -> str:
-        """Return "": the ranks are those that were started."""
-        return ""
-
-    def expects_more(self) -> bool:
-        """Return False: the ranks are those that were started."""
-        return False
 
     def receive_events(self, source: Any, events: Callable[[], Iterable[Event]]) -> None:
         """Add the events of other nodes' ranks: `events` is called when `source` is readable."""
