@@ -6,7 +6,6 @@ executor never raises for a probe that fails (`tuner.executors.local.run_safely`
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -14,9 +13,13 @@ from typing import Any, Protocol, runtime_checkable
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
-from tuner.workload.records.probe import MeterInfo, NextSettings, ProbeRecord, ProbeRequest
-
-Announce = Callable[[str], None]
+from tuner.workload.records.probe import (
+    Announce,
+    MeterInfo,
+    NextSettings,
+    ProbeRecord,
+    ProbeRequest,
+)
 
 
 @runtime_checkable

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from tuner.executors.base import (
-    Announce,
     Executor,
     ExecutorKind,
     ExecutorUnavailable,
@@ -23,6 +22,7 @@ from tuner.problem.problem import Problem
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.search_spaces.plugins import Socket, not_installed
+from tuner.workload.records.probe import Announce
 
 SOCKET = Socket(
     *("joulefront.executors", "executor", 1, ("is_default", "phrase", "open")),

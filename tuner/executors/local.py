@@ -14,13 +14,14 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tuner.executors.base import Announce, Executor, ExecutorKind, Opening
+from tuner.executors.base import Executor, ExecutorKind, Opening
 from tuner.formatting import duration, percent
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob
 from tuner.workload.records.probe import (
+    Announce,
     Failure,
     Measurement,
     NextSettings,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from tuner.search_spaces.errors import InputError, NothingToTry
 from tuner.search_spaces.fields import option
 from tuner.search_spaces.knob_declarations import Knob
 from tuner.study.callbacks import Notify, Progress
-from tuner.workload.records.probe import ProbeRecord, ProbeRequest
+from tuner.workload.records.probe import Announce, ProbeRecord, ProbeRequest
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.script_job import ScriptJob
 
@@ -35,9 +35,7 @@ if TYPE_CHECKING:
 
     from tuner.problem.problem import Problem
     from tuner.search.planner import ProbePlanner
-
-RunProbe = Callable[[ScriptJob, ProbeRequest], ProbeRecord]
-Announce = Callable[[str], None]
+    from tuner.workload.scripts.inspection import RunProbe
 
 
 class StudyOptions(LimitOptions, total=False):
@@ -347,20 +345,67 @@ def job_of_script(
     training: no limit may be on the whole of it. With `adds_knobs`, knobs of torch that may matter
     are added.
     """
-    if node is None:
-        with closing(SharedRunner()) as node:
-            return job_of_script(
-                script,
-                cluster,
-                run,
-                address=address,
-                announce=announce,
-                node=node,
-                limit_s=limit_s,
-                require_length=require_length,
-                adds_knobs=adds_knobs,
-            )
     from tuner.problem.study_spec import parse_script
+
+    with ExitStack() as ends:
+        here = node or ends.enter_context(closing(SharedRunner()))
+        launched_here = partial(
+            _launched_here, node=here, cluster=cluster, run=run, announce=announce, limit_s=limit_s
+        )
+        before, told = parse_script(run.read_study() or {}), (cluster, run, announce, adds_knobs)
+        if address is None and script.observable and (before is None or before.line):
+            job = _observed_here(script, before, launched_here, require_length, *told)
+            if job is not None:
+                return job
+        return _inspected(script, before, launched_here, address, *told)
+
+
+def _observed_here(
+    script: Script,
+    before: ScriptJob | None,
+    launched_here: Callable[[ScriptJob], RunProbe],
+    require_length: Callable[[], None],
+    cluster: Cluster,
+    run: RunFolder,
+    announce: Announce,
+    adds_knobs: bool,
+) -> ScriptJob | None:
+    """Return the job of a command that is started as it stands; None if it has to be inspected."""
+    from tuner.workload.scripts.inspection import announce_today, blank_job
+    from tuner.workload.scripts.observing import job_of_observed, observe_script, observed_job
+
+    script.require_startable()
+    if before is not None and (again := before.observed_again(script)) is not None:
+        announce_today(again, announce)
+        return again
+    run_probe = launched_here(observed_job(script))
+    seen = observe_script(script, run_probe, folder=run.path, announce=announce, cluster=cluster)
+    if seen is None:
+        return None
+    blank = blank_job(seen.script, cluster)
+    if not (blank.steps or seen.facts.get("length")):
+        require_length()
+    return job_of_observed(
+        seen,
+        launched_here(replace(blank, whole=bool(seen.why_as_it_stands))),
+        cluster=cluster,
+        folder=run.path,
+        announce=announce,
+        adds_knobs=adds_knobs,
+    )
+
+
+def _inspected(
+    script: Script,
+    before: ScriptJob | None,
+    launched_here: Callable[[ScriptJob], RunProbe],
+    address: str | None,
+    cluster: Cluster,
+    run: RunFolder,
+    announce: Announce,
+    adds_knobs: bool,
+) -> ScriptJob:
+    """Return the job of a script whose ranks are started one by one, here or on a Ray cluster."""
     from tuner.workload.scripts.inspection import (
         announce_today,
         blank_job,
@@ -368,35 +413,7 @@ def job_of_script(
         launcher_on,
         ranks_today,
     )
-    from tuner.workload.scripts.observing import job_of_observed, observe_script, observed_job
 
-    launched_here = partial(
-        _launched_here, node=node, cluster=cluster, run=run, announce=announce, limit_s=limit_s
-    )
-    before = parse_script(run.read_study() or {})
-    if address is None and script.observable and (before is None or before.line):
-        script.require_startable()
-        if before is not None and (again := before.observed_again(script)) is not None:
-            announce_today(again, announce)
-            return again
-        run_probe = launched_here(observed_job(script))
-        seen = observe_script(
-            script, run_probe, folder=run.path, announce=announce, cluster=cluster
-        )
-        if seen is not None:
-            blank = blank_job(seen.script, cluster)
-            if not (blank.steps or seen.facts.get("length")):
-                require_length()
-            started = replace(blank, whole=bool(seen.why_as_it_stands))
-            run_probe = launched_here(started)
-            return job_of_observed(
-                seen,
-                run_probe,
-                cluster=cluster,
-                folder=run.path,
-                announce=announce,
-                adds_knobs=adds_knobs,
-            )
     nodes = _nodes(script, cluster, address)
     if before is not None:
         ranks = nodes * ranks_today(script, cluster, nodes)

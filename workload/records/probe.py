@@ -651,6 +651,8 @@ class ProbeRecord:
             raise InputError(f"the record is not a probe record: {error!r}") from error
 
 
+#: Told a sentence for the user while something is under way.
+Announce = Callable[[str], None]
 #: Called when all settings of an extendable request are visited, with the request so far and its
 #: measurements; returns further settings to visit in the same launch, none to end it.
 NextSettings = Callable[[ProbeRequest, Sequence[Measurement]], Sequence[Settings]]

@@ -26,6 +26,7 @@ from tuner.workload.hook import micro_batches
 from tuner.workload.records.probe import (
     FIRST_STEP_LIMIT_S,
     INSPECTIONS,
+    Announce,
     Failure,
     ProbeRecord,
     ProbeRequest,
@@ -42,7 +43,6 @@ RunProbe = Callable[[ScriptJob, ProbeRequest], ProbeRecord]
 #: Starts the script of a job under a configuration, and returns the facts of its first steps or, as
 #: a phrase, why there are none.
 Inspect = Callable[[ScriptJob, Configuration], Mapping[str, Any] | str]
-Announce = Callable[[str], None]
 
 #: Lengths that differ by less are equal: steps of an epoch are rounded.
 _SAME_STEPS = 0.02

@@ -13,11 +13,10 @@ from typing import Any
 
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.errors import InputError
-from tuner.workload.records.probe import INSPECTIONS
+from tuner.workload.records.probe import INSPECTIONS, Announce
 from tuner.workload.scripts.command import Observation, Script
 from tuner.workload.scripts.evidence import batches_seen, difference
 from tuner.workload.scripts.inspection import (
-    Announce,
     LaunchInspector,
     RunProbe,
     announce_cost,
