@@ -31,7 +31,7 @@ from tuner.formatting import (
     varying_knobs,
 )
 from tuner.search_spaces.configuration import Configuration
-from tuner.search_spaces.options import parse_quantity
+from tuner.search_spaces.fields import parse_quantity
 
 TODAY = Configuration.of(micro_batch=4, zero_stage=0)
 CHOICE = Configuration.of(micro_batch=16, zero_stage=0, clock_MHz=1050)

@@ -243,7 +243,7 @@ def test_a_study_without_a_device_has_nothing_to_begin_with(study: Result) -> No
 
 
 def test_a_schema_of_two_lines_is_one_sentence(tmp_path: Path) -> None:
-    from tuner.online.earlier_measurements import FILE, read_earlier
+    from tuner.online.settings import FILE, read_earlier
 
     (tmp_path / FILE).write_text('{"schema": "a\\nb", "device": "core", "meter": "model"}\n')
     with pytest.raises(InputError) as refused:

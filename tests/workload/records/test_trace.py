@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.support.studies import METER, measured, record, request
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
-from tuner.search_spaces.typed_json import strict_json
+from tuner.search_spaces.fields import strict_json
 from tuner.workload.records import trace
 from tuner.workload.records.probe import (
     SCHEMA_VERSION,
