@@ -149,13 +149,17 @@ def is_left_out(error: ModuleNotFoundError) -> bool:
 
 
 def shipped_module(name: str) -> ModuleType | None:
-    """Import a module of an extra; return None if this installation leaves a part of it out."""
+    """Import a module of an extra; return None if this installation leaves a part of it out.
+
+    What is left of a deleted folder, such as `__pycache__`, is no module.
+    """
     try:
-        return importlib.import_module(name)
+        module = importlib.import_module(name)
     except ModuleNotFoundError as error:
         if not is_left_out(error):
             raise
         return None
+    return module if module.__file__ is not None else None
 
 
 def extra_module(name: str, what: str) -> Any:

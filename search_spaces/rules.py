@@ -213,7 +213,7 @@ def _nearest_divisors(number: int, value: int) -> tuple[int, ...]:
 @_computed
 def _sequence_heads(c: Configuration, job: TrainingJob, cluster: Cluster) -> str | None:
     facts, degree = sizes_of(job), c.sequence_parallel
-    if degree == 1 or c.get("sequence_method") != "ulysses":
+    if degree == 1 or c.get("sequence_method") != "ulysses" or not facts.heads:
         return None
     heads, kv = (max(1, n // c.tensor_parallel) for n in (facts.heads, facts.kv_heads))
     share = " left by tensor parallelism" if c.tensor_parallel > 1 else ""

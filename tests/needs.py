@@ -23,6 +23,7 @@ from tests.support import postgresql
 from tests.support.browser import chromium
 from tests.support.traces import TRACES
 from tests.twin import compiler
+from tuner.search_spaces.plugins import shipped_module
 
 
 @dataclass(frozen=True)
@@ -126,6 +127,13 @@ def require(*names: str) -> None:
         pytest.skip("; ".join(missing))
 
 
+def require_parts(*modules: str) -> None:
+    """Skip the test that runs if this checkout leaves out one of these modules of extras."""
+    for module in modules:
+        if shipped_module(module) is None:
+            pytest.skip(f"this checkout has no {module}")
+
+
 def left_out(reasons: Iterable[str]) -> str:
     """Return one line on the tests that were skipped for these reasons; empty without any."""
     counts: Counter[str] = Counter()
@@ -174,6 +182,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip a test that needs what this machine lacks."""
     require(*needs_of(item))
+    require_parts(*(name for mark in item.iter_markers("extra") for name in mark.args))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.ledger import Ledger
+from benchmarks.source import production
 from tests.needs import NEEDS, left_out
 
 ROOT = Path(__file__).parents[1]
@@ -110,3 +112,30 @@ class TestOther:
     done = run(tmp_path, cases, *words, conftest=conftest)
     ran = [line.split()[0].partition("::")[2] for line in done.stdout.splitlines() if "%]" in line]
     assert ran == ["test_many[2]", "TestOther::test_many"]
+
+
+def test_every_part_that_a_test_goes_through_is_a_module_of_an_extra() -> None:
+    """A name that is misspelled would leave the test out everywhere."""
+    ledger, named = Ledger.read(), set()
+    for path in {*(ROOT / "tests").rglob("test_*.py")} - {Path(__file__)}:
+        marks = re.findall(r"mark\.extra\(([^)*]*)\)", path.read_text(encoding="utf-8"))
+        named |= {name for mark in marks for name in re.findall(r'"([\w.]+)"', mark)}
+    assert named
+    files = {each.name: each.path.relative_to(ROOT).as_posix() for each in production()}
+    for name in sorted(named):
+        owner = ledger.owner(files.get(name, ""))
+        assert owner is not None, name
+        assert owner.part == "extra", name
+
+
+def test_a_test_that_goes_through_an_extra_is_left_out_without_it(tmp_path: Path) -> None:
+    cases = """
+import pytest
+@pytest.mark.extra("tuner.planner.api", "tuner.no_such_part")
+def test_both(): assert False
+@pytest.mark.extra("tuner.planner.api")
+def test_one(): pass
+"""
+    done = run(tmp_path, cases, "-rs")
+    assert "1 passed, 1 skipped" in done.stdout
+    assert "this checkout has no tuner.no_such_part" in done.stdout

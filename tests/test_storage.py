@@ -126,6 +126,7 @@ def test_the_driver_keeps_little_of_what_is_in_the_trace(finished_study) -> None
 # Other releases.
 
 
+@pytest.mark.extra("tuner.display.report", "tuner.simulated.runner")
 @pytest.mark.parametrize("schema", ["schema = 99", "schema = 1", ""])
 @pytest.mark.parametrize(
     "command",

@@ -215,6 +215,7 @@ def test_the_state_of_a_study_is_computed_once() -> None:
     assert StudyState(spec, ()).posterior is None
 
 
+@pytest.mark.extra("tuner.simulated.runner")
 def test_predictions_are_judged_by_the_known_error_of_the_models(tmp_path) -> None:  # type: ignore[no-untyped-def]
     """No launch tells anything there, so that neither their number nor their spread counts."""
     result = tuner.optimize(

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import tuner
+from tests.needs import require_parts
 from tests.support.entry_points import install_plugin
 from tuner.cli import command_table
 from tuner.cli.command_table import SHIPPED, Provider
@@ -43,6 +44,7 @@ def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 def test_a_shipped_module_adds_the_commands_that_the_table_names(
     provider: Provider, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    require_parts(*([provider.module] if provider.extra else []))
     parser = Parser(prog="tuner")
     command_table.add_commands(Commands(parser), [provider])
     (added,) = (action.choices for action in parser._actions if action.dest == "command")
@@ -207,6 +209,7 @@ def test_a_command_imports_its_own_module_alone(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1] == "['tuner.cli.runs']"
 
 
+@pytest.mark.extra("tuner.exchange.command")
 def test_a_word_that_is_no_command_is_compared_with_every_command(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -8,11 +8,13 @@ from pathlib import Path
 import pytest
 
 from tuner.cli import reference
+from tuner.cli.command_table import SHIPPED
 from tuner.cli.main import command_parser, main
 
 PAGE = Path(__file__).parents[2] / "docs" / "cli.md"
 
 
+@pytest.mark.extra(*(each.module for each in SHIPPED if each.extra))
 def test_the_committed_page_is_that_of_the_parser() -> None:
     assert PAGE.read_text(encoding="utf-8") == reference.reference_page(), (
         "an option changed: run `make docs` and commit docs/cli.md"

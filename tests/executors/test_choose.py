@@ -85,6 +85,7 @@ def core_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+@pytest.mark.extra("tuner.workload.program.built_in_job")
 @pytest.mark.usefixtures("not_prepared")
 def test_on_one_node_no_ray_is_imported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
@@ -97,6 +98,7 @@ def test_on_one_node_no_ray_is_imported(tmp_path: Path, monkeypatch: pytest.Monk
     assert "one probe at a time" in how_started("inline", TWO_NODES, None)
 
 
+@pytest.mark.extra("tuner.workload.program.built_in_job")
 @pytest.mark.usefixtures("core_alone", "not_prepared")
 def test_without_extras_one_node_is_tuned_and_the_rest_is_named(tmp_path: Path) -> None:
     for cluster, expected in ((CORES, 0), (TWO_NODES, 1)):
@@ -112,6 +114,7 @@ def test_without_extras_one_node_is_tuned_and_the_rest_is_named(tmp_path: Path) 
     check_executor("inline")
 
 
+@pytest.mark.extra("tuner.workload.program.built_in_job", "tuner.cluster.executor")
 def test_another_distribution_brings_an_executor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -122,6 +125,7 @@ def test_another_distribution_brings_an_executor(
     open_executor("queue", opening(tmp_path)).close()
 
 
+@pytest.mark.extra("tuner.workload.program.built_in_job", "tuner.cluster.executor")
 @pytest.mark.usefixtures("not_prepared")
 @pytest.mark.parametrize(
     ("source", "name", "expected"),
@@ -185,6 +189,7 @@ def test_a_plug_in_that_fails_where_it_is_asked_for_is_an_error_in_one_sentence(
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.extra("tuner.workload.program.built_in_job")
 @pytest.mark.usefixtures("not_prepared")
 @pytest.mark.parametrize(
     "after", ["raise OSError('gone')", "return open_nothing()", "raise SystemError()"]
@@ -200,6 +205,7 @@ def test_a_plug_in_that_fails_when_it_is_asked_by_default_is_passed_over(
     assert any("'queue' cannot be used: is_default() failed" in each for each in said)
 
 
+@pytest.mark.extra("tuner.simulated.runner")
 def test_predictions_start_nothing() -> None:
     assert "predictions" in how_started("simulated", CORES, None)
     assert choose.predicts("simulated")

@@ -134,6 +134,7 @@ def test_a_study_measures_it_and_names_it(tmp_path: Path) -> None:
     assert plain.baseline_name.startswith("the default: data parallelism over 2 devices")
 
 
+@pytest.mark.extra("tuner.search_spaces.model_reading")
 @pytest.mark.parametrize(
     ("job", "cluster", "default"),
     [

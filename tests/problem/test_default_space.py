@@ -16,6 +16,7 @@ from tuner.search_spaces.job import load_job
 from tuner.search_spaces.space import load_space
 
 
+@pytest.mark.extra("tuner.search_spaces.model_reading")
 @pytest.mark.parametrize(
     ("job", "cluster", "space"),
     [
@@ -73,6 +74,7 @@ def test_the_large_space_has_every_launch_knob_of_the_default_one() -> None:
     assert large.keys() - default.keys() == between
 
 
+@pytest.mark.extra("tuner.simulated.runner")
 @pytest.mark.usefixtures("next_candidates")
 def test_an_existing_run_keeps_the_space_that_it_names(tmp_path) -> None:
     """Releases before the space "large" searched "default" on several nodes."""
@@ -88,6 +90,7 @@ def test_an_existing_run_keeps_the_space_that_it_names(tmp_path) -> None:
         tuner.optimize("opt-350m", space="large", search=two, **asked)
 
 
+@pytest.mark.extra("tuner.planner.api")
 def test_a_plan_says_what_is_not_searched(tmp_path) -> None:
     said: list[str] = []
     tuner.plan(

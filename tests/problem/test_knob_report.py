@@ -39,6 +39,7 @@ def test_a_knob_that_a_rule_refuses_gives_the_rules_reason() -> None:
     assert "expert_parallel: expert_parallel 2 needs a mixture-of-experts model" in left
 
 
+@pytest.mark.extra("tuner.models.job_prior")
 def test_a_knob_that_the_models_do_not_know_is_said() -> None:
     *_, last = said(load_space("compilation"))
     assert last.startswith("the models predict no effect of compilation: ")

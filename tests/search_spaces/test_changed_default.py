@@ -28,11 +28,13 @@ def test_no_knob_shrinks_the_job() -> None:
     assert changed("zero1", "tiny-gpt", "cpu-2") == "dp2 mb4 zero1"
 
 
+@pytest.mark.extra("tuner.search_spaces.model_reading")
 def test_a_stage_that_other_knobs_rule_out_gives_way() -> None:
     assert changed("dp8 mb1", "qwen2.5-7b", "h100-32").startswith("dp8 mb1 zero")
     assert changed("pp4", "qwen2.5-7b", "h100-32") == "dp8 pp4 mb1 zero1"
 
 
+@pytest.mark.extra("tuner.search_spaces.model_reading")
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
@@ -47,6 +49,7 @@ def test_what_cannot_be_had_is_said_of_the_changed_knob(words: str, sentence: st
         changed(words)
 
 
+@pytest.mark.extra("tuner.planner.command")
 def test_predict_says_how_many_gpus_it_means(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fit", "opt-350m", "micro_batch=16", "--cluster", "a100-8"]) == 0
     out = capsys.readouterr().out.splitlines()

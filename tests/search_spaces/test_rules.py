@@ -206,6 +206,7 @@ CASES = [
 ]
 
 
+@pytest.mark.extra("tuner.search_spaces.model_reading")
 @pytest.mark.parametrize(("rule", "bad", "good"), CASES)
 def test_rule_refuses_what_it_must_and_nothing_else(rule, bad, good):
     (check,) = [r.broken for r in RULES if r.name == rule]
@@ -218,6 +219,7 @@ def test_rule_refuses_what_it_must_and_nothing_else(rule, bad, good):
     assert broken_rules(Configuration.parse(knobs), job, cluster) == []
 
 
+@pytest.mark.extra("tuner.search_spaces.model_reading")
 @pytest.mark.parametrize(("rule", "bad", "good"), CASES)
 def test_what_runs_today_may_be_what_no_search_would_try(rule, bad, good):
     job, cluster, knobs = bad

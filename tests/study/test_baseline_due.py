@@ -29,6 +29,7 @@ def tried(configuration, kind: str, number: int = 0):
     return record(asked.probe_id, request=asked, measurements=(), failure=Failure(kind, "98 GB"))
 
 
+@pytest.mark.extra("tuner.search_spaces.model_reading")
 def test_a_default_that_runs_out_of_memory_gives_way_to_the_next(problem) -> None:
     records, names = [], []
     while (baseline := baseline_due(problem, records)) is not None:
@@ -49,6 +50,7 @@ def test_other_failures_and_the_users_own_are_not_replaced(problem) -> None:
     assert baseline_due(own, [tried(own.baseline, "out_of_memory")]) is None
 
 
+@pytest.mark.extra("tuner.simulated.runner")
 @pytest.mark.usefixtures("next_candidates")
 def test_the_answer_names_the_baseline_that_was_taken(tmp_path, monkeypatch) -> None:
     # As where the models are wrong about the memory of the default.

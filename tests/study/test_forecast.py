@@ -38,6 +38,7 @@ def test_it_agrees_with_a_simulated_search_to_a_factor_of_two(tmp_path) -> None:
     assert said.job_kJ == pytest.approx(result.baseline.energy_to_solution_kJ, rel=0.1)
 
 
+@pytest.mark.extra("tuner.models.job_prior")
 def test_limits_and_a_short_training_shorten_it() -> None:
     problem = problem_of_job("opt-350m", "a100-8", plan=True)
     whole = forecast(problem, DEFAULT)
@@ -50,6 +51,7 @@ def test_limits_and_a_short_training_shorten_it() -> None:
     assert forecast(problem_of_job(short, "a100-8", plan=True), DEFAULT).probes < whole.probes
 
 
+@pytest.mark.extra("tuner.models.job_prior")
 def test_the_line_names_probes_time_energy_devices_and_clocks() -> None:
     said = forecast(problem_of_job("qwen2.5-7b", "h200-8", plan=True), DEFAULT).sentence
     assert re.fullmatch(

@@ -8,9 +8,8 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 import tuner
+from tests.needs import require_parts
 from tuner.executors.local import SimulatedExecutor
 from tuner.problem import from_job
 from tuner.problem.constraints import Constraints
@@ -22,7 +21,6 @@ from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.job import load_job
 from tuner.search_spaces.knobs import stage_values
-from tuner.search_spaces.plugins import shipped_module
 from tuner.workload.records.probe import (
     Failure,
     Measurement,
@@ -231,15 +229,9 @@ def run_optimize(*arguments: Any, **options: Any) -> Result:
     return tuner.optimize(*arguments, **grouped(options))
 
 
-def require_part(module: str) -> None:
-    """Skip a test of the core that goes through an extra which this checkout leaves out."""
-    if shipped_module(module) is None:
-        pytest.skip(f"this checkout has no {module}")
-
-
 def run_replay(*arguments: Any, **options: Any) -> Result:
     """Call `tuner.replay` with the fields of its two objects as plain keywords."""
-    require_part("tuner.recordings.api")
+    require_parts("tuner.recordings.api")
     return tuner.replay(*arguments, **grouped(options))
 
 

@@ -171,6 +171,7 @@ def test_batches_are_told_with_their_own_indices_though_workers_fetch_ahead() ->
     assert found[-1] == "end"
 
 
+@pytest.mark.extra("tuner.workload.hook.tally")
 @pytest.mark.parametrize("name", ["steps", "tally", "entry/sitecustomize"])
 def test_what_a_measured_command_loads_is_the_standard_library_alone(name: str) -> None:
     tree = ast.parse((Path(hook.__file__).parent / f"{name}.py").read_text())

@@ -104,6 +104,7 @@ class TestOthers:
             yield parent.pid, int(parent.stdout.readline())
             parent.stdin.close()
 
+    @pytest.mark.extra("tuner.workload.program.built_in_job")
     def test_an_inline_probe_on_a_gpu_in_use_is_refused(
         self, twin_node: Make, tmp_path: Path
     ) -> None:

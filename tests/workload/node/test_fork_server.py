@@ -169,6 +169,7 @@ def test_an_import_that_starts_the_driver_is_noticed(start: Start, node: TwinNod
     assert [function for _, function in node.cuda_touches()] == ["cuInit"]
 
 
+@pytest.mark.extra("tuner.workload.program.built_in_job")
 @pytest.mark.real
 def test_asking_for_torchs_build_leaves_cuda_to_the_ranks(start: Start, tmp_path: Path) -> None:
     """After _cuda_getArchFlags, torch refuses CUDA in each child forked later."""

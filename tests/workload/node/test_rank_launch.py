@@ -196,6 +196,7 @@ def test_lightning_finds_its_rank_inside_a_slurm_job() -> None:
     assert "found 8 3 3" in done.stdout, done.stderr
 
 
+@pytest.mark.extra("tuner.workload.program.built_in_job")
 @pytest.mark.needs("cc")
 def test_ranks_need_cores_and_gpus_without_ranks_do_not(
     twin_node: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

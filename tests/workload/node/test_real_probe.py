@@ -68,6 +68,7 @@ def test_a_running_probe_tells_its_phases(
     assert not (folder / "probes" / "phases" / PHASE_NAME).exists()
 
 
+@pytest.mark.extra("tuner.workload.program.built_in_job")
 def test_a_probe_measures_one_launch(runner: LocalRunner) -> None:
     """Its figures agree with each other, and its power samples are on its own clock."""
     from tuner.workload.records.trace import read_power
@@ -118,6 +119,7 @@ def test_a_fresh_interpreter_measures_the_same_job(tmp_path: Path) -> None:
         runner.close()
 
 
+@pytest.mark.extra("tuner.workload.program.built_in_job")
 @pytest.mark.parametrize(
     ("knobs", "reason"),
     [
@@ -217,6 +219,7 @@ def test_deepspeeds_refusal_is_told_from_a_crash(tmp_path: Path) -> None:
         runner.close()
 
 
+@pytest.mark.extra("tuner.workload.program.built_in_job")
 def test_what_is_compiled_waits_for_the_probe_that_needs_it_and_is_none_of_its_time(
     runner: LocalRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:

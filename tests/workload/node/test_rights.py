@@ -258,6 +258,7 @@ def test_a_folder_that_exists_keeps_its_mode(tmp_path: Path) -> None:
     assert (tmp_path / "shared").stat().st_mode & 0o777 == 0o775
 
 
+@pytest.mark.extra("tuner.doctor.command")
 def test_root_does_nothing_for_the_caller_of_sudo(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -53,6 +53,7 @@ def test_a_build_that_does_not_fit_is_one_sentence(
     assert re.search(says, Nvidia({}).why_not_torch(build))
 
 
+@pytest.mark.extra("tuner.workload.program.built_in_job")
 def test_nothing_is_probed_with_it(
     twin_node: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
