@@ -152,6 +152,28 @@ def test_where_no_namespace_may_be_made_the_machine_is_left_out(
         machines.bare_debian("bookworm", ())
 
 
+@pytest.mark.parametrize(
+    ("brief", "run", "test"),
+    [
+        (False, [], ["test"]),
+        (
+            True,
+            ["SEARCH=--max-probes 4 --search-time 30s"],
+            ["everyday-alone", "everyday-shared", "CASES=--first-case"],
+        ),
+    ],
+)
+def test_a_brief_visit_searches_shortly_and_runs_one_case_of_each_test(
+    brief: bool, run: list[str], test: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+    monkeypatch.setattr(CleanRoot, "run", lambda self, words, log: asked.append([*words]) or 0)
+    root = CleanRoot.__new__(CleanRoot)
+    root.machine, root.folder = MACHINES["debian-12"], tmp_path
+    assert not root.outcome(tmp_path / "log", brief=brief).well  # nothing was tested
+    assert asked == [["make", "run", *run], ["make", "install"], ["make", *test]]
+
+
 @pytest.mark.root
 def test_a_command_in_a_root_has_its_environment_and_nothing_of_ours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
