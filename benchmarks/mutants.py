@@ -184,8 +184,11 @@ def drawn(
             continue
         pairs = zip(whole, code.splitlines() if code else (), strict=False)
         differing = next(((a.strip(), b.strip()) for a, b in pairs if a != b), None)
-        # What is a sum here may be a type elsewhere: such a change cannot be compiled.
-        if code is not None and differing is not None and compiles(code):
+        # What is a sum here may be a type elsewhere: such a change cannot be compiled. Nor is the
+        # star of a signature an operation.
+        if code is None or differing is None or not compiles(code):
+            continue
+        if differing[0].replace("*,", "/,") != differing[1]:
             yield Change(subject, row, *differing, code)
 
 

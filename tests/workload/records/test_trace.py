@@ -171,6 +171,29 @@ def test_a_whole_last_line_without_its_newline_is_kept(tmp_path):
     assert not (tmp_path / "t.jsonl.torn").exists()
 
 
+def test_empty_lines_are_no_end(tmp_path):
+    path = write(tmp_path / "t.jsonl", record("p0000"), record("p0001"))
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\n\n  \n", 1))
+    assert [r.request.probe_id for r in read_trace(path).records] == ["p0000", "p0001"]
+
+
+def test_what_only_the_answer_needs_is_dropped_from_memory():
+    live = Settings(clock_MHz=900)
+    rich = replace(
+        measured(live),
+        step_times_s=(0.5,) * 9,
+        power_blocks_W=(1.0, 2.0),
+        phases_s={"forward": 0.1},
+    )
+    asked = request("p", live=(live,))
+    whole = record("p", request=asked, measurements=(rich,), environment={"torch": "2.13"})
+    small = trace.compact(whole)
+    assert small == replace(whole, measurements=(measured(live),), environment={})
+    assert small.measurements[0].live is live
+    failed = trace.compact(replace(whole, failure=Failure("crash", "it died", "last\nlines")))
+    assert failed.failure == Failure("crash", "it died")
+
+
 def test_repairing_a_sound_or_missing_file_does_nothing(tmp_path):
     assert repair_torn_tail(tmp_path / "none") == ()
     path = write(tmp_path / "t.jsonl", record())
@@ -396,12 +419,15 @@ def test_a_trace_is_read_up_to_its_limits_and_not_beyond(
     assert (trace.MAX_BYTES, trace.MAX_LINE_BYTES) == (256 * 2**20, 8 * 2**20)
     path = write(tmp_path / "t.jsonl", record("p0000"), record("p0001"))
     size, longest = path.stat().st_size, max(map(len, path.read_bytes().split(b"\n")))
-    for name, most in (("MAX_BYTES", size), ("MAX_LINE_BYTES", longest)):
+    for name, most, told in (
+        ("MAX_BYTES", size, r"\(0 MiB and 8 MiB a line\)"),
+        ("MAX_LINE_BYTES", longest, r"\(256 MiB and 0 MiB a line\)"),
+    ):
         with monkeypatch.context() as patch:
             patch.setattr(trace, name, most)
             assert len(read_trace(path).records) == 2
             patch.setattr(trace, name, most - 1)
-            with pytest.raises(InputError, match=r"larger than any that tuner writes \(\d+ MiB"):
+            with pytest.raises(InputError, match=f"larger than any that tuner writes {told}"):
                 read_trace(path)
 
 
