@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -15,13 +16,14 @@ from tests.support.results import point as drawn_point
 from tuner.answer.choice import cost_of
 from tuner.answer.judge import ENOUGH, SURE, Judge
 from tuner.answer.parts import Point
-from tuner.answer.posterior import Posterior
+from tuner.answer.posterior import Gain, Posterior
 from tuner.answer.recommendation import advise
 from tuner.answer.state import StudyState, points_of
 from tuner.answer.windows import Windows
 from tuner.problem.constraints import Constraints
 from tuner.problem.settings import SearchSettings
 from tuner.problem.study_spec import StudySpec
+from tuner.search_spaces.configuration import Configuration
 from tuner.workload.node.measure.statistics import log_error
 from tuner.workload.records.probe import Failure, ProbeRecord
 
@@ -342,3 +344,58 @@ class TestGain:
         assert judge.launch_share(3.0, None) is judge.launch_share(None, 100) is None
         assert judge.launch_share(0.0, 100) is judge.launch_share(3.0, 0) is None
         assert replace(judge, baseline=None).launch_share(3.0, 100) is None
+
+
+class Known:
+    """A posterior that knows one saving, by a launch of each of two configurations."""
+
+    draws: ClassVar[dict] = {}
+
+    def __init__(self, mean: float, sd: float, launch_sd: float) -> None:
+        self.gain, self.of_a_launch = Gain.normal(mean, sd), launch_sd
+        self.configurations = (configuration(0), configuration(1))
+
+    def launches_of(self, which: Configuration) -> frozenset[int]:
+        return frozenset({self.configurations.index(which)})
+
+    def saving(self, *_: object) -> Gain:
+        return self.gain
+
+    def by_launches(self, *_: object, only: frozenset[int] | None = None) -> Gain | None:
+        return self.gain if only is None else None
+
+    def launch_sd(self, energy: float, time: float) -> float:
+        return self.of_a_launch
+
+
+@pytest.mark.parametrize(
+    ("mean", "sd", "launch_sd", "training"),
+    [
+        (0.03, 0.03, 0.01, 2000.0),
+        (0.03, 0.03, 0.02, 2000.0),
+        (0.02, 0.03, 0.02, 500.0),
+        (0.02, 0.02, 0.02, 150.0),
+        (0.05, 0.04, 0.04, 300.0),
+        (0.01, 0.02, 0.02, 20.0),  # a training this short pays for none
+        (-0.05, 0.02, 0.02, 2000.0),  # nor does a hope this faint
+    ],
+)
+def test_launches_are_bought_by_what_simulated_ones_are_worth(
+    mean: float, sd: float, launch_sd: float, training: float
+) -> None:
+    """Of k further launches, a saving is recommended only if they make it sure."""
+    today, other = point(configuration(0), 100.0, 300.0), point(configuration(1), 90.0, 300.0)
+    known = Known(mean, sd, launch_sd)
+    judge = Judge([today, other], today, Constraints(), STEPS, known)  # type: ignore[arg-type]
+    rng, values = np.random.default_rng(0), {0: 0.0}
+    for k in range(1, 17):
+        # Each tells the difference of two launches by a half of what both would.
+        left = math.sqrt(1 / (1 / sd**2 + k / (4 * launch_sd**2)))
+        later = rng.normal(mean, math.sqrt(sd**2 - left**2), 100_000)
+        sure = later - 0.005 > 1.645 * left  # the margin of a saving; 95 %
+        if sure.mean() > 0.05:
+            values[k] = float((later * sure).mean()) * training - k
+    more = judge.more(other, 1 / training)
+    chosen = more.launches if more is not None else 0
+    assert values[chosen] >= max(values.values()) - 0.02 * training * sd
+    assert (chosen == 0) == (max(values.values()) == 0.0)
