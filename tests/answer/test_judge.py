@@ -62,6 +62,9 @@ def test_a_saving_of_73_percent_is_recommended_by_what_was_measured(limit: int) 
     assert (advice.action, advice.point.configuration) == ("train", configuration(3))
     assert advice.p_better >= SURE
     assert advice.energy.relative == pytest.approx(-0.73, abs=0.06)
+    energy, time = judge.differences(best)
+    assert energy.predicted is time.predicted is False
+    assert energy.method == "posterior of all launches"
 
 
 def test_nothing_is_recommended_where_nothing_differs() -> None:
@@ -299,6 +302,16 @@ class TestGain:
         before, after = cost_of(today, asked), cost_of(other, asked)
         assert gain.mean == pytest.approx(math.log(before / after))
         assert -math.log(0.96) < gain.mean < -math.log(0.8)
+        share = 120.0 * (28.8 / 3600) / after  # of the price, for energy; the rest for time
+        errors = [
+            math.hypot(log_error(a), log_error(b))
+            for a, b in (
+                (today.energy_interval_kJ, other.energy_interval_kJ),
+                (today.time_interval_s, other.time_interval_s),
+            )
+        ]
+        expected = math.hypot(share * errors[0], (1 - share) * errors[1])
+        assert gain.sd == pytest.approx(expected, rel=0.01)
 
     def test_known_errors_of_ratios_take_the_place_of_intervals_and_add_up(
         self, pair: tuple[Point, Point]
