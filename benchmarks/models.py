@@ -4,12 +4,15 @@
 of text or of images and text, in this process by that class, and counts the same configuration, as
 a JSON file would hold it, by `tuner.search_spaces.built_model`. Families whose defaults their own
 class refuses are left out and named. Nothing was fitted to these counts. Where peft is installed,
-what LoRA adds to models of each kind is compared with what peft trains, too.
+what LoRA adds to models of each kind is compared with what peft trains, too; where diffusers is
+installed, each of its models with a configuration that builds is counted. Files of a stranger are
+timed: those that describe a model of a million layers, or expand to a gigabyte.
 """
 
 from __future__ import annotations
 
 import json
+import resource
 import subprocess
 import sys
 import time
@@ -201,9 +204,28 @@ def _has_stacked_experts(model: Any) -> bool:
 def fit_s(*arguments_: str) -> float:
     """Return the seconds of one `tuner fit`."""
     started = time.perf_counter()
-    command = [sys.executable, "-m", "tuner.cli", "fit", *arguments_, "--json"]
-    subprocess.run(command, capture_output=True, check=False)
+    subprocess.run(_fit_command(*arguments_), capture_output=True, check=False)
     return time.perf_counter() - started
+
+
+def fit_cpu_s(*arguments_: str) -> float:
+    """Return the processor's seconds of one `tuner fit`, which others on the machine do not change.
+
+    One that does not end within a minute has those of that minute.
+    """
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    try:
+        subprocess.run(
+            _fit_command(*arguments_), capture_output=True, check=False, timeout=FILE_LIMIT_S
+        )
+    except subprocess.TimeoutExpired:
+        return FILE_LIMIT_S
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+
+
+def _fit_command(*arguments_: str) -> list[str]:
+    return [sys.executable, "-m", "tuner.cli", "fit", *arguments_, "--json"]
 
 
 def _fit_by_library_s() -> float:
@@ -211,6 +233,89 @@ def _fit_by_library_s() -> float:
         config = Path(folder, "config.json")
         config.write_text(COUNTED)
         return fit_s(str(config), "--cluster", "h200-8")
+
+
+def diffusers_models() -> dict[str, tuple[dict[str, Any], int]]:
+    """Return (configuration, parameters) of each model of diffusers that its defaults build."""
+    import diffusers
+    import torch
+
+    built = {}
+    for name in sorted(dir(diffusers)):
+        try:
+            kind = getattr(diffusers, name)
+            if not (isinstance(kind, type) and issubclass(kind, diffusers.ModelMixin)):
+                continue
+            with torch.device("meta"):
+                model = kind()
+            config = {**json.loads(model.to_json_string()), "_class_name": name}
+        except Exception:  # a class that needs another package, or sizes
+            continue
+        built[name] = config, sum(weight.numel() for weight in model.parameters())
+    return built
+
+
+def _diffusers_figures() -> list[Figure]:
+    if find_spec("diffusers") is None:
+        print("models of diffusers are not counted: diffusers is not installed in this Python")
+        return []
+    models = diffusers_models()
+    answers = answers_of({name: config for name, (config, _) in models.items()})
+    right = [n for n, (_, count) in models.items() if answers[n].get("parameters") == count]
+    print("of diffusers, counted otherwise or refused:", *({*models} - {*right} or ["none"]))
+    return [
+        Figure("diffusers_counted", len(right), "count"),
+        Figure("diffusers_built", len(models), "count"),
+    ]
+
+
+#: Seconds after which a file of a stranger is given up.
+FILE_LIMIT_S = 60.0
+#: Sizes of a small Llama, with which hostile configurations are written.
+_SMALL = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128} | {
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "vocab_size": 100,
+}
+
+
+def hostile_files() -> dict[str, str]:
+    """Return texts of files by name: of a stranger who wants the answer never to come."""
+    small = json.dumps(_SMALL)[:-1]
+    tenfold = "".join(f"a{i}: &a{i} [{','.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 10))
+    return {
+        "layers.json": f'{small}, "num_hidden_layers": {10**9}}}',
+        "many_layers.json": f'{small}, "num_hidden_layers": 1000000}}',
+        "kinds.json": f'{small}, "layer_types": {json.dumps(["full_attention"] * 10**6)}}}',
+        "vocabulary.json": f'{small}, "vocab_size": {10**12}}}',
+        "experts.json": json.dumps({**_SMALL, "model_type": "mixtral", "num_local_experts": 10**7}),
+        "digits.json": f'{small}, "vocab_size": {"9" * 4000}}}',
+        "nested.json": '{"a":' * 100_000 + "1" + "}" * 100_000,
+        "large.json": '{"x":"' + "a" * (8 << 20) + '"}',
+        "laughs.yaml": f"a0: &a0 [x]\n{tenfold}model_name_or_path: *a9\nbase_model: *a9\n",
+        "merged.yaml": "a: &a {k: 1}\nb: {<<: ["
+        + ",".join(["*a"] * 20_000)
+        + "]}\nbase_model: x\n",
+        "deep.yaml": "base_model: " + "[" * 20_000 + "]" * 20_000,
+        "cycle.yaml": "a: &a [*a]\nmodel_name_or_path: *a\nbase_model: *a\n",
+        "deep.toml": "a = " + "[" * 50_000 + "]" * 50_000,
+        "dots.toml": "a" + ".a" * 20_000 + " = 1\n",
+        "digits.toml": "[job]\nsteps = " + "9" * 5000 + "\n",
+    }
+
+
+def _hostile_figures() -> list[Figure]:
+    seconds: dict[str, float] = {}
+    with TemporaryDirectory() as folder:
+        for name, text in hostile_files().items():
+            file = Path(folder, name)
+            file.write_text(text)
+            seconds[name] = fit_cpu_s(str(file), "--cluster", "a100-8")
+    print(
+        *(f"{name} ends in {taken:.1f} s of the processor" for name, taken in seconds.items()),
+        sep="\n",
+    )
+    return [Figure("hostile_files_ended_s", max(seconds.values()), "s")]
 
 
 def _adapter_figures() -> list[Figure]:
@@ -240,6 +345,8 @@ def main() -> None:
             Figure("families_doubted", len(found.doubted), "count"),
             Figure("fit_s", fit_s("qwen2.5-7b", "--cluster", "a100-8"), "s"),
             Figure("fit_s_by_library", _fit_by_library_s(), "s"),
+            *_hostile_figures(),
+            *_diffusers_figures(),
             *layers.figures(),
         ],
         options.json,

@@ -18,7 +18,7 @@ from scipy.optimize import least_squares
 
 import tuner
 from benchmarks.figures import Figure, arguments, publish
-from benchmarks.validation import qlora, simumax
+from benchmarks.validation import qlora, sfttrainer, simumax
 from benchmarks.validation.comparison import table
 from benchmarks.validation.vtrain import (
     Launch,
@@ -110,10 +110,12 @@ def moe_default_over_full() -> float:
 def main() -> None:
     """Print the figures."""
     parser = arguments("Planners on the same measured launches.")
-    parser.add_argument("--fit", action="store_true", help="print the fitted operator_s")
+    parser.add_argument("--fit", action="store_true", help="print operator_s and unit_s as fitted")
     options = parser.parse_args()
     if options.fit:
         print(f"operator_s = {fitted_operator_s(read_launches()):.2g}")
+        seen = [run for run in sfttrainer.read_runs() if run.row["model"] == sfttrainer.FITTED]
+        print(f"unit_s = {sfttrainer.fitted_unit_s(seen):.3g}")
         return
     by_name = groups(read_launches())
     shipped = {name: score(predicted_s, rows) for name, rows in by_name.items()}
@@ -127,7 +129,7 @@ def main() -> None:
     rows += [_row("after one launch", name, found) for name, found in corrected.items()]
     print("\n".join(table(HEADS, rows)))
     print(SEEN, flush=True)
-    others = [simumax.compare(), qlora.compare()]
+    others = [simumax.compare(), qlora.compare(), sfttrainer.compare()]
     for lines, _ in others:
         print("\n".join(["", *lines]), flush=True)
     single, multi = shipped["one node"], shipped["64 to 512 GPUs"]

@@ -36,6 +36,7 @@ UNCERTAIN = {
     "recompute_operators": 1.0,
     "compiled_operator_s": 1.0,
     "dispatch_hidden": 0.3,
+    "unit_s": 0.7,
     "step_s": 0.7,
     "link_efficiency": 0.4,
     "network_efficiency": 0.4,
@@ -94,7 +95,8 @@ FROM = {"operator_s": 2.0, "compiled_operator_s": 2.0}
 #: effect at `A_MILLION` times the time, they have none at any value.
 A_MILLION = float(np.log(1e6))
 OF_SOME = {
-    **dict.fromkeys(("compiled_operator_s", "recompute_operators", "stage_s"), A_MILLION),
+    **dict.fromkeys(("compiled_operator_s", "recompute_operators", "unit_s"), A_MILLION),
+    "stage_s": A_MILLION,
     **dict.fromkeys(("link_efficiency", "network_efficiency", "transfer_efficiency"), -A_MILLION),
     **dict.fromkeys(("reduce_efficiency", "reduce_over_network"), -A_MILLION),
 }

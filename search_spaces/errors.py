@@ -74,6 +74,8 @@ class UnknownName(InputError):
 _SHORT = reprlib.Repr()
 _SHORT.maxlevel, _SHORT.maxstring, _SHORT.maxother, _SHORT.maxlong = 2, 200, 200, 60
 _SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = 10
+#: Of longer integers Python makes no text, or one that nobody reads.
+_MOST_BITS = 64
 
 
 class InvalidValue(InputError):
@@ -81,7 +83,14 @@ class InvalidValue(InputError):
 
     def __init__(self, subject: str, value: object, legal: str) -> None:
         self.subject, self.value, self.legal = subject, value, legal
-        super().__init__(f"{subject} is {_SHORT.repr(value)}; it must be {legal}")
+        super().__init__(f"{subject} is {_shown(value)}; it must be {legal}")
+
+
+def _shown(value: object) -> str:
+    """Return a value for a sentence; of a number of very many digits its size alone."""
+    if isinstance(value, int) and value.bit_length() > _MOST_BITS:
+        return f"about 10^{value.bit_length() * 0.30103:.0f}"
+    return _SHORT.repr(value)
 
 
 #: Upper limit of every size and count, so that products of several fit a float.
@@ -94,7 +103,7 @@ def check_integer(subject: str, value: object, *, least: int = 1, most: int = LA
         raise InvalidValue(subject, value, f"an integer of at least {least}")
     if value > most:
         limit = f"{most:,}" if most < 1e9 else f"{most:g}"
-        raise InvalidValue(subject, "larger", f"at most {limit}")
+        raise InvalidValue(subject, value, f"at most {limit}")
     return value
 
 

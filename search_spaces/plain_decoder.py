@@ -63,7 +63,7 @@ def check_limits(config: Mapping[str, Any]) -> None:
         for key in _ALIASES.get(name, (name,)):
             value = config.get(key)
             if isinstance(value, int) and value > most:
-                raise InvalidValue(f"{key} of the model config", "larger", f"at most {most:,}")
+                raise InvalidValue(f"{key} of the model config", value, f"at most {most:,}")
     for nested in config.values():
         if isinstance(nested, Mapping):
             check_limits(nested)

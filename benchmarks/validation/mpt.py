@@ -128,10 +128,13 @@ def read_runs(path: Path = TABLE) -> list[Run]:
 
 
 def fit(runs: Sequence[Run]) -> Constants:
-    """Return the constants of one device by these runs, all else being that of any GPU."""
+    """Return the constants of one device by these runs, all else being that of any GPU.
+
+    But for `unit_s`, which is the host's and is stated for the device.
+    """
     from scipy.optimize import least_squares
 
-    base = load_constants("cuda")
+    base = replace(load_constants("cuda"), unit_s=constants_of(load_device(runs[0].device)).unit_s)
     start = np.log([getattr(base, name) for name in FITTED])
 
     def constants(x: np.ndarray) -> Constants:

@@ -55,6 +55,9 @@ class Constants:
     # random states are saved and restored, and autograd is entered again.
     recompute_operators: float
     dispatch_hidden: float  # 0 adds dispatch to the device's work, 1 hides the smaller of both
+    # seconds of the host for one collective of one block's parameters or gradients (FSDP, ZeRO-3):
+    # hooks, views, streams and events. The host runs at most two blocks ahead, so they are exposed.
+    unit_s: float
     memory_efficiency: float  # share of the stated memory bandwidth that a stream reaches
     bandwidth_clock: float  # below this share of the highest clock the SMs cannot keep memory busy
     # link_efficiency, link_latency_s: inside a node: share of the stated bandwidth, and seconds of

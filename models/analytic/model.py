@@ -425,6 +425,7 @@ def _time_parts(
         "sequence links": m * of(parts.sequence),
         "expert all-to-all": m * of(parts.experts),
         "stage transfer": m * of(parts.transfer),
+        "host's work on blocks": m * of(parts.units),
         "activation offload": m * of(parts.host_s(clocks, constants)),
         "gradients and ZeRO": float(parts.sync_s(slot, constants)[0, busiest]),
         "optimizer": of(parts.update),

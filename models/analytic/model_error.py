@@ -30,6 +30,12 @@ _FALLING = ("clock_MHz", "power_limit_W")
 #: Standard deviation of one measured launch (log): launches of one configuration differ by 0.5 to
 #: 1 % in the recorded tables with repeats.
 LAUNCH_SD = 0.01
+#: Tokens of one GPU in one pass below which a step is less well known, and the standard deviations
+#: (log) of time and power that this adds, one error for all such configurations of a job: how much
+#: of gathering and launching is exposed depends on the program as much as on the device. The times
+#: of the four runs of 512 tokens in `benchmarks.validation.sfttrainer` are off by 0.18 (root mean
+#: square of the log).
+FEW_TOKENS, FEW_TOKENS_SD = 1024, (0.2, 0.2)
 #: Median of the absolute value of a standard normal variable.
 NORMAL_MEDIAN = 0.674
 
@@ -133,7 +139,11 @@ class Spread:
 
 
 class ModelError:
-    """Joint error of the predictions of some configurations."""
+    """Joint error of the predictions of some configurations.
+
+    Args:
+        sequence_length: of the job, tokens; 0 if unknown.
+    """
 
     def __init__(
         self,
@@ -141,33 +151,42 @@ class ModelError:
         *,
         time: Spread | None = None,
         power: Spread | None = None,
+        sequence_length: int = 0,
     ) -> None:
         self.time, self.power = time or Spread.of("step time"), power or Spread.of("power")
         self._own = _features(configurations)
+        self._few = np.array([has_few_tokens(c, sequence_length) for c in configurations], float)
 
     @property
     def time_sd(self) -> np.ndarray:
         """Standard deviation of the log of each step time, (n,)."""
-        return self._sd(self.time)
+        return self._sd(self.time, FEW_TOKENS_SD[0])
 
     @property
     def power_sd(self) -> np.ndarray:
         """Standard deviation of the log of each power, (n,)."""
-        return self._sd(self.power)
+        return self._sd(self.power, FEW_TOKENS_SD[1])
 
-    def _sd(self, spread: Spread) -> np.ndarray:
+    def _sd(self, spread: Spread, few: float) -> np.ndarray:
         own = spread.own**2 * (self._own**2).sum(axis=1)
-        return np.asarray(np.sqrt(spread.shared**2 + own))
+        return np.asarray(np.sqrt(spread.shared**2 + own + (few * self._few) ** 2))
 
     def ratio_sd(self, row: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the standard deviations of log time and log energy over those of one row, (n,)."""
         own = np.sqrt(((self._own - self._own[row]) ** 2).sum(axis=1))
-        return self.time.own * own, math.hypot(self.time.own, self.power.own) * own
+        few = np.abs(self._few - self._few[row])
+        time = np.hypot(self.time.own * own, FEW_TOKENS_SD[0] * few)
+        both = math.hypot(self.time.own, self.power.own)
+        return time, np.hypot(both * own, math.hypot(*FEW_TOKENS_SD) * few)
 
     def draw(self, draws: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
         """Return joint draws of the errors of log time and log power, (draws, n) each."""
         rng = np.random.default_rng(seed)
-        return self._drawn(rng, draws, self.time), self._drawn(rng, draws, self.power)
+        time, power = (self._drawn(rng, draws, each) for each in (self.time, self.power))
+        if not self._few.any():
+            return time, power
+        few = rng.standard_normal((2, draws, 1)) * self._few
+        return time + FEW_TOKENS_SD[0] * few[0], power + FEW_TOKENS_SD[1] * few[1]
 
     def _drawn(self, rng: np.random.Generator, draws: int, spread: Spread) -> np.ndarray:
         own = rng.standard_normal((draws, self._own.shape[1])) @ self._own.T
@@ -177,7 +196,20 @@ class ModelError:
         """Return features (n, k) with standard normal weights; their sum is the energy's error."""
         shared = math.hypot(self.time.shared, self.power.shared)
         own = math.hypot(self.time.own, self.power.own)
-        return np.hstack([np.full((len(self._own), 1), shared), own * self._own])
+        columns = [np.full((len(self._own), 1), shared), own * self._own]
+        if self._few.any():
+            columns.append(math.hypot(*FEW_TOKENS_SD) * self._few[:, None])
+        return np.hstack(columns)
+
+
+def has_few_tokens(configuration: Configuration, sequence_length: int) -> bool:
+    """Return True if a pass of one GPU has fewer than `FEW_TOKENS` tokens.
+
+    Args:
+        sequence_length: tokens; 0 if unknown, of which nothing is said.
+    """
+    tokens = configuration.micro_batch * sequence_length / configuration.sequence_parallel
+    return 0 < tokens < FEW_TOKENS
 
 
 def _features(configurations: Sequence[Configuration]) -> np.ndarray:

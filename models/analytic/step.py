@@ -297,6 +297,7 @@ class StepParts(Rows):
     sequence: np.ndarray
     experts: np.ndarray
     transfer: np.ndarray
+    units: np.ndarray  # the host's work on collectives of blocks, in which the device waits
     # host_now, host_behind: transfer of a micro-batch's activations to the host and back, exposed
     # or hidden behind the rest of its slot.
     host_now: np.ndarray
@@ -305,6 +306,9 @@ class StepParts(Rows):
     # compute that they can hide behind.
     sync: np.ndarray
     sync_share: np.ndarray
+    # seconds of a slot behind which they cannot hide: a host that is still dispatching a block has
+    # not asked for the next one's parameters.
+    sync_late: np.ndarray
     update: np.ndarray
     # offload, offload_behind: gradients to the host, its optimizer, parameters back: the exposed
     # part, and the part that hides behind compute if there is enough.
@@ -345,13 +349,18 @@ class StepParts(Rows):
             self.device_s(clock, constants)
             + self.dispatch_s(clock, constants)
             + self.links
+            + self.units
             + self.host_s(clock, constants)
         )
 
     def sync_s(self, slot: np.ndarray, constants: Constants) -> np.ndarray:
         """Return the seconds that collectives of gradients and ZeRO add to the step."""
-        hidden = np.minimum(self.sync, self.sync_share * slot)
+        hidden = self._hidden_s(slot)
         return np.asarray(self.sync - hidden + constants.overlap_slowdown * hidden)
+
+    def _hidden_s(self, slot: np.ndarray) -> np.ndarray:
+        behind = np.maximum(0.0, slot - self.sync_late)
+        return np.asarray(np.minimum(self.sync, self.sync_share * behind))
 
     def offload_s(self, slot: np.ndarray) -> np.ndarray:
         """Return the seconds that the optimizer's offload adds to the step."""
@@ -373,7 +382,7 @@ class StepParts(Rows):
 
     def waiting_s(self, slot: np.ndarray, step: np.ndarray, constants: Constants) -> np.ndarray:
         """Return the seconds of a step in which a device waits for others, shape of `slot`."""
-        hidden = np.minimum(self.sync, self.sync_share * slot)
+        hidden = self._hidden_s(slot)
         own = (
             self.m * (slot - self.links)
             + constants.overlap_slowdown * hidden
@@ -417,22 +426,27 @@ def step_parts(setup: Setup, launches: Launches, stages: Stages) -> StepParts:
         return np.asarray(here + (3.0 - fewer) * getattr(head, name)[:, None] * stages.heads)
 
     backward = passes - 2.0 + ATTENTION_BACKWARD
+    dispatch = over_passes("operators", streams, frozen / OPERATORS_PER_PRODUCT) * np.where(
+        column.compiled, constants.compiled_operator_s, constants.operator_s
+    )
+    dispatch = dispatch + _recomputation_s(setup, column) * stages.blocks
+    units = _units_s(setup, column, stages)
     attention = block.attention_s[:, None] * stages.blocks * backward
     return StepParts(
         arithmetic=over_passes("arithmetic_s", passes, frozen) + attention,
         operands=over_passes("operand_s", passes, frozen),
         stream=over_passes("stream_s", streams) + forward.cast_s()[:, None] * stages.blocks * casts,
-        dispatch=over_passes("operators", streams, frozen / OPERATORS_PER_PRODUCT)
-        * np.where(column.compiled, constants.compiled_operator_s, constants.operator_s)
-        + _recomputation_s(setup, column) * stages.blocks,
+        dispatch=dispatch,
         tensor=tensor + shape,
         sequence=sequence + shape,
         experts=experts + shape,
         transfer=transfer + shape,
+        units=units,
         host_now=np.where(column.activations_async, 0.0, moved),
         host_behind=np.where(column.activations_async, moved, 0.0),
         sync=sync_s(setup, launches, stages),
         sync_share=sync_share(constants, column) + shape,
+        sync_late=np.where(column.fsdp | (column.z == 3), dispatch + units, 0.0),
         update=update,
         offload=offload,
         offload_behind=behind,
@@ -447,6 +461,14 @@ def _recomputation_s(setup: Setup, column: Launches) -> np.ndarray:
     # Checkpointing's own work on the host, a block and micro-batch, which no compiler sees.
     constants = setup.constants
     return np.asarray(column.recomputed * constants.recompute_operators * constants.operator_s)
+
+
+def _units_s(setup: Setup, column: Launches, stages: Stages) -> np.ndarray:
+    # Each block is gathered for the forward pass and again for the backward pass, unless it stays
+    # gathered, and its gradients are reduced.
+    rounds = np.select([column.fsdp, column.z == 3], [2.0 + column.reshard, 3.0], 0.0)
+    ranks = np.where(column.fsdp, column.shards, column.replicas)
+    return np.asarray(np.where(ranks > 1, rounds, 0.0) * stages.blocks * setup.constants.unit_s)
 
 
 def _bubble(column: Launches) -> np.ndarray:

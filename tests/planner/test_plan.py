@@ -50,7 +50,7 @@ def test_what_does_not_fit_is_not_kept(runs: Path) -> None:
     assert result.recommendation is not None
     assert result.recommendation.action == "train"
     assert "; what you run today probably does not fit in memory." in result.headline
-    assert result.choice.sentence.startswith("Least product of energy and time: ")
+    assert result.choice.sentence.startswith("Best in both energy and time: ")
 
 
 def test_the_run_gives_the_same_result_again(planned: Result, runs: Path) -> None:

@@ -253,8 +253,14 @@ def plan_table(
             log_time=found.log_time + correction.log_time,
             log_power=found.log_power + correction.log_power,
         )
-    spreads = Spread.of("step time", cluster.device), Spread.of("power", cluster.device)
-    table = _table(today, found, job.steps or 1, spreads, sizes, seed, started)
+    error = ModelError(
+        found.configurations,
+        time=Spread.of("step time", cluster.device),
+        power=Spread.of("power", cluster.device),
+        # On a CPU a rank computes while it dispatches, and little is hidden anyway.
+        sequence_length=(job.sequence_length or 0) * cluster.device.is_gpu,
+    )
+    table = _table(today, found, error, job.steps or 1, sizes, seed, started)
     facts = facts_of(job)
     return replace(table, parameter_count=facts.parameters, doubts=facts.doubts)
 
@@ -279,13 +285,12 @@ def _joined(parts: Sequence[Evaluation]) -> Evaluation:
 def _table(
     today: int,
     found: Evaluation,
+    error: ModelError,
     steps: int,
-    spreads: tuple[Spread, Spread],
     sizes: tuple[int, ...],
     seed: int,
     started: float,
 ) -> PlanTable:
-    error = ModelError(found.configurations, time=spreads[0], power=spreads[1])
     time_error, power_error = error.draw(DRAWS, seed)
     log_time = found.log_time + time_error
     log_energy = log_time + found.log_power + power_error
