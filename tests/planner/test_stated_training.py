@@ -534,3 +534,77 @@ def test_names_of_transformers_and_trl_in_both_of_their_forms() -> None:
     for each in read:
         assert (each.micro_batch, each.doubts) == (16, ())
         assert any("Liger" in sentence for sentence in each.assumed)
+
+
+TORCHTUNE = """\
+output_dir: /tmp/out
+model:
+  _component_: torchtune.models.llama3_1.{component}
+  lora_attn_modules: ['q_proj', 'v_proj', 'output_proj']
+  apply_lora_to_mlp: True
+  lora_rank: 16
+  lora_alpha: 32
+tokenizer:
+  _component_: torchtune.models.llama3.llama3_tokenizer
+  max_seq_len: 4096
+checkpointer:
+  _component_: torchtune.training.FullModelHFCheckpointer
+  checkpoint_dir: ./llama
+batch_size: 2
+gradient_accumulation_steps: 8
+optimizer:
+  _component_: bitsandbytes.optim.PagedAdamW8bit
+  lr: 3e-4
+  weight_decay: 0.01
+dtype: bf16
+enable_activation_checkpointing: True
+tensor_parallel_dim: 1
+data_parallel_shard_dim: -1
+batch_size_val: ${{batch_size}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("component", "lora"),
+    [
+        ("llama3_1_8b", None),
+        ("lora_llama3_1_8b", "none"),
+        ("qlora_llama3_1_8b", "nf4"),
+    ],
+)
+def test_torchtunes_components_are_read(component: str, lora: str | None, tmp_path: Path) -> None:
+    """A degree of -1 is that of the ranks that are left, and raises no doubt."""
+    file = tmp_path / "t.yaml"
+    file.write_text(TORCHTUNE.format(component=component))
+    found = training_of_file(str(file), 8)
+    assert (found.framework, found.model) == ("torchtune", "./llama")
+    assert (found.micro_batch, found.accumulation, found.sequence_length) == (2, 8, 4096)
+    assert (found.precision, found.program.optimizer) == ("bf16", "adamw_8bit")
+    assert found.knobs["sharding"] == "fsdp2"
+    assert found.knobs["activation_checkpointing"] == "full"
+    assert found.doubts == ()
+    if lora is None:
+        assert found.lora is None
+    else:
+        names = "q_proj,v_proj,o_proj,gate_proj,up_proj,down_proj"
+        assert found.lora == LoRA(16, names, lora)
+
+
+def test_what_torchtune_alone_does_is_doubted_or_noted(tmp_path: Path) -> None:
+    file = tmp_path / "t.yaml"
+    text = TORCHTUNE.format(component="lora_llama3_1_8b")
+    file.write_text(text.replace("tensor_parallel_dim: 1", "optimizer_in_bwd: True\nquantizer: x"))
+    found = training_of_file(str(file), 8)
+    assert any("optimizer in the backward pass" in note for note in found.assumed)
+    assert found.doubts == ("quantizer = x of t.yaml is not counted",)
+    file.write_text(text.replace("PagedAdamW8bit", "PagedLion"))
+    (doubt,) = training_of_file(str(file), 8).doubts
+    assert doubt.startswith("optimizer._component_ = bitsandbytes.optim.PagedLion")
+
+
+def test_a_generation_by_torchtune_trains_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "g.yaml"
+    text = TORCHTUNE.format(component="llama3_1_8b")
+    file.write_text(text.replace("optimizer:", "prompt:"))
+    with pytest.raises(InputError, match="keys of no framework that is read"):
+        training_of_file(str(file), 8)

@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import resources
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -39,9 +40,10 @@ FACTS: Mapping[str, tuple[str, ...]] = {
     "pure_bf16": ("true",),
     "lora": ("true", "false"),
     "lora_targets": ("attention", "all-linear"),
+    "lora_mlp": ("true",),  # the MLP's layers are adapted beside the named ones
     "lora_text_alone": ("true",),
     "dora": ("true",),
-    "quantization": ("nf4", "nf4-double", "int8"),
+    "quantization": ("none", "nf4", "nf4-double", "int8"),
     "optimizer": ("adamw", "adamw_32bit", "adamw_8bit"),
     "activation_checkpointing": ("none", "selective", "full"),
     "model_type": ("llama", "qwen3", "mixtral", "gpt2"),
@@ -173,10 +175,21 @@ class Wrapper:
 
 
 def matches(now: Any, any_of: tuple[Any, ...]) -> bool:
-    """Return True if the value of a key, None if it is not given, is one of some values."""
+    """Return True if the value of a key, None if it is not given, is one of some values.
+
+    A text with * is a pattern.
+    """
     if now is None:
         return UNSET in any_of
-    return any(one == now and isinstance(one, bool) == isinstance(now, bool) for one in any_of)
+    return any(
+        (one == now and isinstance(one, bool) == isinstance(now, bool)) or _is_like(now, one)
+        for one in any_of
+    )
+
+
+def _is_like(now: Any, pattern: Any) -> bool:
+    both = isinstance(now, str) and isinstance(pattern, str)
+    return both and "*" in pattern and fnmatchcase(now, pattern)
 
 
 MODULE = "joulefront_config"

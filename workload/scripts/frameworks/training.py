@@ -169,10 +169,13 @@ class Facts:
         data = parsed_file(file[1]) if file else {}
         if not isinstance(data, Mapping):
             raise InputError(f"{self.source} holds no keys")
-        if file is not None and file[1].suffix == ".toml":
-            yield from _flat(data)
-        else:
-            yield from ((str(key), value) for key, value in data.items())
+        everywhere = file is not None and file[1].suffix == ".toml"
+        read = (*self.driver.keys, *self.driver.read_keys)
+        for key, value in data.items():
+            if everywhere or any(name.startswith(f"{key}.") for name in read):
+                yield from _flat({key: value})
+            else:
+                yield str(key), value
         for word in self.settings.words:
             name = word.partition("=")[0]
             if name.startswith("--") and len(name) > 2:
@@ -182,12 +185,15 @@ class Facts:
 
 
 def is_neutral(key: str, value: Any) -> bool:
-    """Return True if a value turns nothing on: not given, off, empty, zero, or a degree of 1."""
+    """Return True if a value turns nothing on: not given, off, empty, zero, or a degree of 1.
+
+    A degree of -1 is that of the ranks that are left.
+    """
     if isinstance(value, Mapping):
         return all(is_neutral(str(name), part) for name, part in value.items())
     if isinstance(value, str):
-        return value.lower() in _OFF or (value == "1" and bool(_DEGREE.search(key)))
-    if type(value) is int and value == 1:
+        return value.lower() in _OFF or (value in ("1", "-1") and bool(_DEGREE.search(key)))
+    if type(value) is int and value in (1, -1):
         return bool(_DEGREE.search(key))
     return not value
 
@@ -501,7 +507,7 @@ def _precision(facts: Facts, sharding: Sharding) -> str:
 def _lora(facts: Facts) -> LoRA | None:
     with_adapters, quantization = facts.case("lora"), facts.case("quantization")
     if with_adapters != "true":
-        if quantization:
+        if quantization not in ("", "none"):
             facts.doubt("quantization", f"{quantization} without adapters")
         if frozen := facts.given("lora_text_alone"):
             facts.doubt(facts.named("lora_text_alone"), frozen)
@@ -528,6 +534,10 @@ def _lora(facts: Facts) -> LoRA | None:
     )
 
 
+#: Names of modules by which torchtune calls those of transformers.
+_TORCHTUNE = {"output_proj": "o_proj"}
+
+
 def _targets(facts: Facts) -> str:
     """Return the modules with adapters, as in `LoRA.targets`."""
     if found := facts.holding("lora_targets"):
@@ -537,6 +547,9 @@ def _targets(facts: Facts) -> str:
         return given  # a regular expression of peft
     names = given if isinstance(given, list) else re.split(r"[,\s]+", str(given or ""))
     names = [str(name).strip() for name in names if str(name).strip()]
+    names = [_TORCHTUNE.get(name, name) for name in names]
+    if names and facts.holding("lora_mlp") == "true":
+        names += ["gate_proj", "up_proj", "down_proj"]
     if not names:
         facts.assumed.append("adapters on attention, as no targets are named")
         return "attention"
