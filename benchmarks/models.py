@@ -243,11 +243,11 @@ def diffusers_models() -> dict[str, tuple[dict[str, Any], int]]:
     built = {}
     for name in sorted(dir(diffusers)):
         try:
-            kind = getattr(diffusers, name)
+            kind: Any = getattr(diffusers, name)
             if not (isinstance(kind, type) and issubclass(kind, diffusers.ModelMixin)):
                 continue
             with torch.device("meta"):
-                model = kind()
+                model: Any = kind()
             config = {**json.loads(model.to_json_string()), "_class_name": name}
         except Exception:  # a class that needs another package, or sizes
             continue

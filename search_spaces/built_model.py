@@ -148,7 +148,7 @@ def _adapters_of_peft(held: _Model, lora: Mapping[str, Any], inside: set[int]) -
         every = held.model.named_modules()
         targets = [path for path, m in every if id(m) in within and _is_target(path, m, held, lora)]
     given = peft.LoraConfig(r=lora["rank"], target_modules=targets, use_dora=lora["dora"])
-    adapted = peft.get_peft_model(held.model, given).base_model.model
+    adapted: Any = peft.get_peft_model(held.model, given).base_model.model
     found = _Adapters(inside)
     for path, module in adapted.named_modules():
         if isinstance(module, peft.tuners.lora.LoraLayer):
