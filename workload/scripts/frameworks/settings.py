@@ -16,9 +16,9 @@ import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from functools import cached_property
 from importlib import resources
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
