@@ -21,9 +21,9 @@ import pytest
 from tests.programs import SLURM
 from tests.support import postgresql
 from tests.support.browser import chromium
+from tests.support.entry_points import require_parts
 from tests.support.traces import TRACES
 from tests.twin import compiler
-from tuner.search_spaces.plugins import shipped_module
 
 
 @dataclass(frozen=True)
@@ -125,13 +125,6 @@ def require(*names: str) -> None:
     """Skip the test that runs if something of these is missing here."""
     if missing := [NEEDS[name].missing for name in names if not NEEDS[name].here()]:
         pytest.skip("; ".join(missing))
-
-
-def require_parts(*modules: str) -> None:
-    """Skip the test that runs if this checkout leaves out one of these modules of extras."""
-    for module in modules:
-        if shipped_module(module) is None:
-            pytest.skip(f"this checkout has no {module}")
 
 
 def left_out(reasons: Iterable[str]) -> str:

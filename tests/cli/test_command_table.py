@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 
 import tuner
-from tests.needs import require_parts
-from tests.support.entry_points import install_plugin
+from tests.support.entry_points import install_plugin, require_parts
 from tuner.cli import command_table
 from tuner.cli.command_table import SHIPPED, Provider
 from tuner.cli.main import command_parser, main

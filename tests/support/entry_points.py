@@ -1,4 +1,4 @@
-"""Distributions with one plug-in, installed for a test as pip writes them."""
+"""Distributions with one plug-in, installed for a test as pip writes them, and extras left out."""
 
 from __future__ import annotations
 
@@ -32,3 +32,10 @@ def install_plugin(
     monkeypatch.delitem(sys.modules, module, raising=False)
     # What was found before is found again after the test.
     monkeypatch.setattr(plugins, "installed", cache(plugins.installed.__wrapped__))
+
+
+def require_parts(*modules: str) -> None:
+    """Skip the test that runs if this checkout leaves out one of these modules of extras."""
+    for module in modules:
+        if plugins.shipped_module(module) is None:
+            pytest.skip(f"this checkout has no {module}")

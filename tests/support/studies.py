@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import tuner
-from tests.needs import require_parts
+from tests.support.entry_points import require_parts
 from tuner.executors.local import SimulatedExecutor
 from tuner.problem import from_job
 from tuner.problem.constraints import Constraints
