@@ -51,12 +51,12 @@ def test_a_shipped_module_adds_the_commands_that_the_table_names(
 
 
 def test_an_extra_that_is_left_out_takes_only_its_commands_with_it(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     for provider in SHIPPED:
         if provider.extra:
             monkeypatch.setitem(sys.modules, provider.module, None)
-    assert main(["list", "clusters"]) == 0
+    assert main(["runs", "--runs-dir", str(tmp_path)]) == 0
     assert main([]) == 0
     out, err = capsys.readouterr()
     assert "optimize" in out
@@ -229,6 +229,7 @@ def test_a_command_of_another_distribution_is_added(installed, capsys) -> None:
     assert err == ""
 
 
+@pytest.mark.extra("tuner.doctor.catalog")
 @pytest.mark.parametrize(
     ("source", "name", "fault"),
     [

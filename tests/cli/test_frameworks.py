@@ -21,6 +21,7 @@ key = "batch"
 """
 
 
+@pytest.mark.extra("tuner.doctor.catalog")
 def test_the_drivers_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "frameworks", "--json"]) == 0
     listed = json.loads(capsys.readouterr().out)["items"]

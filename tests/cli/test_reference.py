@@ -95,6 +95,7 @@ def command_text(command: str, flag: str, capsys: pytest.CaptureFixture[str]) ->
     return capsys.readouterr().out
 
 
+@pytest.mark.extra("tuner.doctor.catalog")
 def test_names_of_runs_are_completed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

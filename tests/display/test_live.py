@@ -254,6 +254,7 @@ def test_plain_is_plain_at_a_terminal_too(tmp_path: Path) -> None:
     assert out.startswith("{")
 
 
+@pytest.mark.extra("tuner.doctor.catalog")
 @pytest.mark.extra("tuner.recordings.command", "tuner.exchange.command", "tuner.dashboard.command")
 @pytest.mark.parametrize(("shell", "word"), [("bash", "complete -"), ("zsh", "#compdef tuner")])
 def test_shell_completion(shell: str, word: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -266,6 +267,7 @@ def test_shell_completion(shell: str, word: str, capsys: pytest.CaptureFixture[s
     assert "--max-probes" in out
 
 
+@pytest.mark.extra("tuner.doctor.catalog")
 @pytest.mark.extra("tuner.exchange.command")
 def test_bash_completes_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("shtab")
@@ -283,6 +285,7 @@ def test_bash_completes_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert "optimize" not in done.stdout.split()
 
 
+@pytest.mark.extra("tuner.doctor.catalog")
 def test_completion_without_shtab_names_the_extra(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -44,8 +44,8 @@ SHIPPED = (
     Provider("tuner.comparison", ("compare", "explain"), "comparison"),
     Provider("tuner.dashboard", ("dashboard",), "dashboard"),
     Provider("tuner.deploy.command", ("apply",), "deployment"),
-    Provider("tuner.cli.run", ("run",)),
-    Provider("tuner.cli.catalog", ("list", "completion")),
+    Provider("tuner.cli.run", ("run",), "run"),
+    Provider("tuner.doctor.catalog", ("list", "completion"), "doctor"),
     Provider("tuner.doctor.command", ("doctor", "dev"), "doctor"),
 )
 
