@@ -220,7 +220,8 @@ class Checkout:
             gone = {
                 command
                 for each in SHIPPED
-                if f"{each.module.replace('.', '/')}.py" in self.deleted
+                for path in [each.module.replace(".", "/")]
+                if {f"{path}.py", f"{path}/__init__.py"} & {*self.deleted}
                 for command in each.commands
             }
             for words in steps:

@@ -131,9 +131,9 @@ def test_every_part_that_a_test_goes_through_is_a_module_of_an_extra() -> None:
 def test_a_test_that_goes_through_an_extra_is_left_out_without_it(tmp_path: Path) -> None:
     cases = """
 import pytest
-@pytest.mark.extra("tuner.planner.api", "tuner.no_such_part")
+@pytest.mark.extra("tuner.planner.plan", "tuner.no_such_part")
 def test_both(): assert False
-@pytest.mark.extra("tuner.planner.api")
+@pytest.mark.extra("tuner.planner.plan")
 def test_one(): pass
 """
     done = run(tmp_path, cases, "-rs")

@@ -208,7 +208,7 @@ def test_a_command_imports_its_own_module_alone(tmp_path: Path) -> None:
     assert done.stdout.splitlines()[-1] == "['tuner.cli.runs']"
 
 
-@pytest.mark.extra("tuner.exchange.command")
+@pytest.mark.extra("tuner.exchange")
 def test_a_word_that_is_no_command_is_compared_with_every_command(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

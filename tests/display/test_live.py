@@ -255,7 +255,7 @@ def test_plain_is_plain_at_a_terminal_too(tmp_path: Path) -> None:
 
 
 @pytest.mark.extra("tuner.doctor.catalog")
-@pytest.mark.extra("tuner.recordings.command", "tuner.exchange.command", "tuner.dashboard.command")
+@pytest.mark.extra("tuner.recordings.command", "tuner.exchange", "tuner.dashboard")
 @pytest.mark.parametrize(("shell", "word"), [("bash", "complete -"), ("zsh", "#compdef tuner")])
 def test_shell_completion(shell: str, word: str, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("shtab")
@@ -268,7 +268,7 @@ def test_shell_completion(shell: str, word: str, capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.extra("tuner.doctor.catalog")
-@pytest.mark.extra("tuner.exchange.command")
+@pytest.mark.extra("tuner.exchange")
 def test_bash_completes_with_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("shtab")
     assert main(["completion", "bash"]) == 0

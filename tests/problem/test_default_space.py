@@ -92,7 +92,7 @@ def test_an_existing_run_keeps_the_space_that_it_names(tmp_path) -> None:
         tuner.optimize("opt-350m", space="large", search=two, **asked)
 
 
-@pytest.mark.extra("tuner.planner.api")
+@pytest.mark.extra("tuner.planner.plan")
 def test_a_plan_says_what_is_not_searched(tmp_path) -> None:
     said: list[str] = []
     tuner.plan(

@@ -145,7 +145,7 @@ def test_pipes_in_runs_do_not_block_the_others(runs):
     assert not locked.exists()
 
 
-@pytest.mark.extra("tuner.planner.view")
+@pytest.mark.extra("tuner.planner.plan")
 @pytest.mark.parametrize("name", ["trace/probes.jsonl", "plan.json"])
 def test_a_pipe_in_a_run_is_refused_where_that_run_is_shown(runs, name):
     if name == "plan.json":  # of a plan's run

@@ -60,7 +60,7 @@ def test_the_built_in_program_does_not_run_it_and_says_so(in_fp8: str) -> None:
         )
 
 
-@pytest.mark.extra("tuner.planner.api")
+@pytest.mark.extra("tuner.planner.plan")
 def test_a_plan_marks_its_points_on_every_page(tmp_path: Path, in_fp8: str) -> None:
     notes: list[str] = []
     plain = tuner.plan(

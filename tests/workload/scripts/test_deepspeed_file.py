@@ -106,7 +106,7 @@ def test_without_hjson_plain_json_is_read_and_comments_are_explained(
         read_deepspeed(path)
 
 
-@pytest.mark.extra("tuner.workload.scripts.routes.deepspeed")
+@pytest.mark.extra("tuner.workload.scripts.deepspeed_config")
 def test_a_script_with_a_commented_file_is_changed_in_a_copy(tmp_path: Path) -> None:
     pytest.importorskip("hjson")
     (tmp_path / "ds.json").write_text(COMMENTS)
