@@ -79,6 +79,37 @@ def test_exact_launches_count_as_such_and_launches_far_apart_do_not() -> None:
     assert shared.launch_sd(0.0, 1.0) > 0.1
 
 
+def test_exact_figures_are_shown_nearly_as_they_were_measured() -> None:
+    """Ranks, micro-batch and clock do not add up, and what a launch visits twice agrees."""
+    launches = [
+        *((2, 2, (1410,)), (1, 1, (1410,)), (1, 4, (1410, 1400, 1110, 910, 810, 1210, 1410))),
+        *((2, 2, (1110, 1210, 910, 810, 610, 1400, 1110)), (2, 1, (910,)), (2, 2, (1410,))),
+        *((1, 2, (910,)), (2, 2, (1410,)), (1, 4, (610,))),
+    ]
+    truth: dict[Configuration, float] = {}
+    records = []
+    for number, (ranks, batch, clocks) in enumerate(launches):
+        windows = []
+        for clock in clocks:
+            share = clock / 1410
+            steps = 4 // (ranks * batch)
+            time_s = (0.04 + steps * (0.02 + 0.03 * batch)) * (0.2 + 0.8 / share)
+            busy_W = 60 + 280 * max(0.7, 0.4 + 0.6 * share) ** 2 * share
+            window = measured(
+                Settings(clock_MHz=clock), time_s=time_s, power_W=ranks * busy_W + (2 - ranks) * 60
+            )
+            errors = {"step_time_se_s": 3e-4 * time_s, "power_se_W": 3e-4 * window.power_W}
+            windows.append(replace(window, **errors))
+            tried = Configuration.of(data_parallel=ranks, micro_batch=batch, clock_MHz=clock)
+            truth[tried] = math.log(time_s * window.power_W)
+        launched = Settings(data_parallel=ranks, micro_batch=batch)
+        request = ProbeRequest(f"p{number:04d}", launched)
+        records.append(ProbeRecord(request, tuple(windows), METER))
+    found = posterior(records)
+    logs = dict(zip(found.configurations, found.log_time + found.log_power, strict=True))
+    assert max(abs(logs[each] - log) for each, log in truth.items()) < 0.017
+
+
 def test_second_visits_in_one_launch_say_nothing_of_launches() -> None:
     rng = np.random.default_rng(3)
     one = posterior([launch(rng, 0, 0, 0.0, lives=(1,))])

@@ -48,6 +48,7 @@ class Cells:
     y: np.ndarray  # logarithms of step time and power, (2, cells)
     stated: np.ndarray  # squared errors that the windows state, of their mean, (2, cells)
     count: np.ndarray
+    squares: np.ndarray  # sums of squares of the windows' logarithms about their mean, (2, cells)
 
     @classmethod
     def of(cls, windows: Windows, configurations: Sequence[Configuration]) -> Cells:
@@ -58,10 +59,12 @@ class Cells:
         inverse = inverse.reshape(-1)
         count = np.bincount(inverse)
         figures, errors = (windows.step_time_s, windows.power_W), windows.relative_errors
-        y = np.array([np.bincount(inverse, np.log(each)) / count for each in figures])
+        logs = np.log(np.array(figures))
+        y = np.array([np.bincount(inverse, each) / count for each in logs])
+        apart = np.array([np.bincount(inverse, each) for each in (logs - y[:, inverse]) ** 2])
         squares = [np.nan_to_num(rse) ** 2 for rse in errors]
         stated = np.array([np.bincount(inverse, each) / count**2 for each in squares])
-        return cls(pair[0], pair[1], y, stated, count)
+        return cls(pair[0], pair[1], y, stated, count, apart)
 
     @property
     def repeats(self) -> int:
@@ -102,7 +105,7 @@ class FigurePosterior:
     ) -> None:
         self.cells, self.effects = cells, effects
         self.configurations = len(effects["knobs"])
-        self.y, self.stated = cells.y[row], cells.stated[row]
+        self.y, self.stated, self.squares = cells.y[row], cells.stated[row], cells.squares[row]
         self.centre = float(self.y.mean())
         self.names = [*self.effects, "drift", "launch", "window"]
         self.order = np.unique(cells.launch, return_inverse=True)[1].reshape(-1)
@@ -159,6 +162,9 @@ class FigurePosterior:
             white = np.linalg.solve(lower, np.broadcast_to(y[:, None], (len(theta), len(y), 1)))
             log = -np.log(np.diagonal(lower, axis1=1, axis2=2)).sum(axis=1)
             log -= 0.5 * (white[:, :, 0] ** 2).sum(axis=1)
+            # Windows of one configuration in one launch tell their own spread, besides their mean.
+            each = self.stated * self.cells.count + np.exp(2 * theta[:, -1:])
+            log -= 0.5 * ((self.cells.count - 1) * np.log(each) + self.squares / each).sum(axis=1)
             apart = (theta - middle) / width
             apart = np.where(apart < 0, narrower * apart, apart)
             return np.asarray(log - 0.5 * (apart**2).sum(axis=1))
