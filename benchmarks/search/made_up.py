@@ -3,7 +3,8 @@
 `clock-limit`: clock by power limit, so that most pairs equal another one. `adversarial`: tables on
 which a rule of the search is wrong: work in bursts, so that limits far above the mean power bind;
 no limit that binds, so that the front is one lucky row; a lowest limit far below the knee, by
-another amount in each launch. `several-knobs`: simulated clusters
+another amount in each launch; many launches whose best ones stand apart, behind a ridge, so that
+what is near today's tells nothing of them. `several-knobs`: simulated clusters
 (`benchmarks.search.simulated_tables`). `held-out`: batch size by power limit, and clock by limit of
 a single launch, by seeds with which no constant of the search was chosen.
 """
@@ -94,6 +95,18 @@ def below_the_knee(batch: float, limit_W: float, clock_MHz: float) -> tuple[floa
     return work_s * (250 / limit_W) ** 0.35, min(0.97 * limit_W, 140 + 5 * batch + 0.45 * limit_W)
 
 
+def two_basins(batch: float, limit_W: float, clock_MHz: float) -> tuple[float, float]:
+    """A wide shallow optimum at small batches, and a deep one three batches wide at large ones."""
+    place = (batch - 1) / 39
+    shallow, deep = (
+        math.exp(-(((place - at) / wide) ** 2)) for at, wide in ((0.1, 0.1), (0.8, 0.07))
+    )
+    most_W = 150 + 60 * place
+    speed = min((limit_W - 50) / (most_W - 50), 1.0) ** (1 / 2.4)
+    time_s = 100 * (1.35 - 0.25 * shallow - 0.4 * deep) * (0.3 + 0.7 / speed)
+    return time_s, 50 + (most_W - 50) * speed**2.4
+
+
 def write(
     folder: Path,
     answer: Answer,
@@ -150,6 +163,7 @@ def adversarial_tables(folder: Path) -> list[Path]:
         write(folder / "bursts", bursts, (8, 12, 16, 24, 32, 48, 64, 72, 96), LIMITS_W[1:]),
         write(folder / "chance", chance, doubled, (100, 125, 150, 175, 200, 225, 250, 275, 300)),
         write(folder / "below-the-knee", below_the_knee, range(1, 12), LIMITS_W),
+        write(folder / "two-basins", two_basins, range(1, 41), LIMITS_W),
     ]
 
 

@@ -157,6 +157,10 @@ def test_made_up_tables_hold_what_they_are_made_for(tmp_path: Path) -> None:
                     assert 1.2 < limit / point.power_W < 2
         if folder.name == "below-the-knee":
             assert 100 not in {c.get("power_limit_W") for c in front}
+        if folder.name == "two-basins":  # the best of the other basin is much worse
+            assert all(30 < c.micro_batch < 35 for c in front)
+            others = [c for c in truth.logs if c.micro_batch < 20]
+            assert truth.front_regret(others) > 0.1
 
 
 def test_the_command_prints_the_figures_of_made_tables(
