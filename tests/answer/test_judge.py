@@ -210,6 +210,11 @@ def test_differences_of_points_are_those_of_their_logarithms() -> None:
     assert time.relative == pytest.approx(-0.5)
     assert energy.relative == pytest.approx(-0.5)
     assert time.shown
+    for source, predicted in (("measured", False), ("predicted", True)):
+        other = replace(b, source=source)
+        energy, time = Judge([a, other], a, Constraints(), STEPS).differences(other)
+        assert energy.predicted is time.predicted is predicted
+        assert time.method == "intervals of the points"
 
 
 def test_the_state_of_a_study_is_computed_once() -> None:
