@@ -417,3 +417,15 @@ def test_launches_are_bought_by_what_simulated_ones_are_worth(
     chosen = more.launches if more is not None else 0
     assert values[chosen] >= max(values.values()) - 0.02 * training * sd
     assert (chosen == 0) == (max(values.values()) == 0.0)
+
+
+@pytest.mark.parametrize("others", [1, 2, 5])
+def test_each_configuration_that_may_have_been_lucky_counts_once(others: int) -> None:
+    """The union bound over all but today's, of a saving of 3 % that is known to 1 %."""
+    today, other = point(configuration(0), 100.0, 300.0), point(configuration(1), 97.0, 300.0)
+    known = Known(0.03, 0.01, 0.01)
+    known.configurations = tuple(map(configuration, range(1 + others)))
+    judge = Judge([today, other], today, Constraints(), STEPS, known)  # type: ignore[arg-type]
+    doubt = 0.5 * math.erfc((0.03 - 0.005) / 0.01 / math.sqrt(2))
+    assert judge.p_better(other) == pytest.approx(1 - others * doubt)
+    assert judge.p_better(today) == 0.0
