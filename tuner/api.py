@@ -28,10 +28,9 @@ if TYPE_CHECKING:
     from tuner.answer.answer import Answer
     from tuner.result import Result
     from tuner.study.callbacks import Show
-    from tuner.study.dry_run import DryRun
     from tuner.workload.records.probe import ProbeRecord
 
-__all__ = ["dry_run", "load_result", "optimize", "search_for"]
+__all__ = ["load_result", "optimize", "search_for"]
 
 #: Arguments of `optimize` on what it shows and writes.
 _SHOWN = ("report", "progress", "on_progress")
@@ -48,7 +47,8 @@ def receiver(progress: bool, on_progress: Notify | None) -> Iterator[Notify]:
 
 
 @contextmanager
-def _metered(request: StudyRequest) -> Iterator[None]:
+def metered(request: StudyRequest) -> Iterator[None]:
+    """Let a request be measured by its own meter, or by time alone, inside."""
     time_only = not request.constraints.need_energy and request.search.probe_budget_kJ is None
     with own_meter(request.meter), time_alone(time_only):
         yield
@@ -118,7 +118,7 @@ def search_for(
         Interrupted: a KeyboardInterrupt came; the run folder holds every finished probe.
     """
     with (
-        _metered(request),
+        metered(request),
         receiver(progress, on_progress) as notify,
         closing(SharedRunner()) as node,
     ):
@@ -150,18 +150,6 @@ def search_for(
             notify=notify,
         )
         return result_of_answer(session.run())
-
-
-def dry_run(request: StudyRequest, on_progress: Notify | None = None) -> DryRun:
-    """Preview `optimize`: nothing is started or written."""
-    from tuner.study.dry_run import describe, describe_script
-
-    with _metered(request):
-        request = request.resolved(on_progress, starts=False)
-        if request.script is not None:
-            return describe_script(request.script, request)
-        problem, run, request = request.inspected_problem(on_progress)
-        return describe(problem, request, run)
 
 
 def load_result(run: str | Path | None = None, *, runs_dir: str | Path = "runs") -> Result:

@@ -397,6 +397,7 @@ def test_options_and_knobs_come_in_any_order(capsys):
     assert run(capsys, "fit", knobs[0], "--cluster=cpu-2", "tiny-gpt", knobs[1], "--json") == asked
 
 
+@pytest.mark.extra("tuner.doctor.dry_run")
 def test_a_dry_run_starts_and_writes_nothing(capsys, tmp_path):
     asked = ["optimize", "opt-350m", "--cluster", "cpu-2", "--dry-run", "--name", "dry"]
     code, out, err = run(capsys, *asked)

@@ -10,10 +10,11 @@ import pytest
 
 from tests.cluster.alone import run_alone, short_folder
 from tests.cluster.test_states import Clock
-from tuner.api import dry_run, search_for
+from tuner.api import search_for
 from tuner.cluster import head as ray_head
 from tuner.cluster.head import Head, NodeDemand
 from tuner.cluster.joining import Survey
+from tuner.doctor.dry_run import dry_run
 from tuner.search_spaces.errors import InputError
 from tuner.study.request import StudyRequest
 

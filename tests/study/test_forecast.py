@@ -11,7 +11,7 @@ import tuner
 from tests.support.studies import problem_of_job
 from tuner.problem.settings import SearchSettings
 from tuner.search_spaces.job import load_job
-from tuner.study.dry_run import forecast
+from tuner.study.forecast import forecast
 
 DEFAULT = SearchSettings().with_default_limits()
 

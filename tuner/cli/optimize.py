@@ -23,6 +23,7 @@ from tuner.problem.constraints import Constraints
 from tuner.problem.job_request import JobRequest
 from tuner.problem.settings import SearchSettings
 from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.plugins import extra_module
 from tuner.study.request import StudyRequest
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def _optimize(args: argparse.Namespace) -> int:
-    from tuner.api import dry_run, search_for
+    from tuner.api import search_for
     from tuner.workload.scripts.user_code import of_files
 
     if args.job and args.script:
@@ -57,7 +58,8 @@ def _optimize(args: argparse.Namespace) -> int:
         runs_dir=args.runs_dir,
     )
     if args.dry_run:
-        described = dry_run(request)
+        preview = extra_module("tuner.doctor.dry_run", "tuner optimize --dry-run")
+        described = preview.dry_run(request)
         answer(args, described.to_json(), described.lines(), fit=False)
         return OK
     if args.executor != "simulated":

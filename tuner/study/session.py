@@ -33,7 +33,7 @@ from tuner.search.planner import ProbePlanner
 from tuner.search.sampler import StockPlanner, check_stock
 from tuner.search_spaces.errors import InputError
 from tuner.study.callbacks import Notify, Progress, Show
-from tuner.study.dry_run import forecast
+from tuner.study.forecast import forecast
 from tuner.study.load import answer_of_study, read_end
 from tuner.study.loop import SearchLoop
 from tuner.study.recorder import StudyRecorder, open_storage, storage_name

@@ -32,7 +32,7 @@ def node(twin_node: Make, monkeypatch: pytest.MonkeyPatch) -> TwinNode:
 
 @pytest.mark.needs("cc")
 class TestOnTwin:
-    @pytest.mark.extra("tuner.workload.program.built_in_job")
+    @pytest.mark.extra("tuner.workload.program.built_in_job", "tuner.doctor.dry_run")
     def test_looking_as_root_is_no_writing(self, node: TwinNode, tmp_path: Path) -> None:
         """Each look set the power limit to what it was, on every GPU."""
         cluster = detect_cluster()
