@@ -84,7 +84,10 @@ class Constants:
     host_link_efficiency: float
     host_memory_efficiency: float
     nvme_Bps: float  # bytes per second of a node's drives, for reading and writing
-    context_bytes: float  # memory of a rank without a model: context, libraries, workspaces
+    # context_bytes, context_alone_bytes: memory of a rank without a model: context, libraries,
+    # workspaces, and the buffers of collectives, which a rank that is alone does not have.
+    context_bytes: float
+    context_alone_bytes: float
     buffer_elements: float  # elements of DeepSpeed's reduction and gathering buckets
     memory_overhead: float  # share that fragmentation adds to activations
     # power that full-rate matrix arithmetic adds at the highest clock, as a share of the device's

@@ -139,7 +139,10 @@ def memory_parts(setup: Setup, launches: Launches, stages: Stages) -> MemoryPart
         activations=activations,
         temporary=peak,
         communication=communication,
-        context=np.full_like(weights, setup.constants.context_bytes),
+        context=np.where(
+            column.ranks == 1, setup.constants.context_alone_bytes, setup.constants.context_bytes
+        )
+        + np.zeros_like(weights),
         offloaded=host / on_node if shares else np.zeros_like(host),
         host=host,
     )

@@ -95,7 +95,8 @@ def test_reports_of_one_gpu_are_never_told_wrong() -> None:
     with reports.DATA.open(newline="") as file:
         rows = [r for r in csv.DictReader(file) if "llama" in r["model"] or "mistral" in r["model"]]
     found = [reports.judged(row) for row in rows]
-    assert len(found) == 12
+    assert len(found) == 31
+    assert [each.told for each in found].count("right") >= 27
     assert "WRONG" not in [each.told for each in found]
     assert all(each.likelier_is_right for each in found)
     claimed = reports.judged({**rows[0], "outcome": "ran out", "device": "H100-SXM-80GB"})

@@ -7,7 +7,13 @@ import pytest
 
 from tests.models.memory_studies import failures
 from tests.support.studies import problem_of_job
-from tuner.models.memory_margin import MEMORY_BIAS, MEMORY_SPREAD, MemoryMargin, learned_margin
+from tuner.models.memory_margin import (
+    ALONE_BIAS,
+    MEMORY_BIAS,
+    MEMORY_SPREAD,
+    MemoryMargin,
+    learned_margin,
+)
 
 SIZES = np.array([40e9, 70e9, 79e9, 81e9, 90e9, 160e9])
 
@@ -103,3 +109,13 @@ def test_a_study_that_learns_runs_out_of_memory_less_often() -> None:
     )
     assert {study.probes for study in (*learned, *blind)} == {12}
     assert 0 < sum(s.ran_out for s in learned) < sum(s.ran_out for s in blind) / 2
+
+
+def test_a_program_alone_on_one_device_is_known_better() -> None:
+    """At 85 % of the memory it is sure to fit, where others' buffers leave that open."""
+    alone, beside = (MemoryMargin(1.0, bias=bias) for bias in (ALONE_BIAS, MEMORY_BIAS))
+    fits = [float(each.probability_of_fitting([0.85])[0]) for each in (alone, beside)]
+    assert fits[0] > 0.9 > fits[1]
+    over = [float(each.probability_of_fitting([1.2])[0]) for each in (alone, beside)]
+    assert over[0] < 0.1 < over[1]
+    assert alone.probability_of_fitting([1.0]) == pytest.approx(0.5)

@@ -17,7 +17,7 @@ import numpy as np
 from tuner.models.analytic.memory import DEVICE_PARTS
 from tuner.models.analytic.model import AnalyticModel
 from tuner.models.analytic.model_error import known_errors
-from tuner.models.memory_margin import MemoryMargin
+from tuner.models.memory_margin import ALONE_BIAS, MemoryMargin
 from tuner.models.prior import Prediction
 from tuner.problem.from_job import cluster_to_predict
 from tuner.search_spaces.cluster import Cluster, enlarged
@@ -297,7 +297,12 @@ class _Request:
     ) -> np.ndarray:
         """Return the probability that each predicted peak fits; 0 if the host has no room."""
         share = prediction.memory_bytes / _capacity(self.cluster, configurations)
-        probability = MemoryMargin(1.0).probability_of_fitting(share)
+        alone = np.array([c.world_size == 1 for c in configurations])
+        probability = np.where(
+            alone,
+            MemoryMargin(1.0, bias=ALONE_BIAS).probability_of_fitting(share),
+            MemoryMargin(1.0).probability_of_fitting(share),
+        )
         host = self.cluster.host_memory_bytes
         return (
             np.where(prediction.host_memory_bytes > host, 0.0, probability) if host else probability
