@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 
 import numpy as np
-from scipy.special import log_ndtr, ndtr
 
 #: Standard deviations of log(true / predicted) before any probe: common to a study, and a
 #: configuration's own. Held out, Sailor's plans are within 9 % and half of them within 2 %
@@ -45,7 +44,14 @@ def _fitting_by_room() -> tuple[np.ndarray, np.ndarray]:
     """Return logs of capacity over prediction, and the probability of fitting by each error."""
     edge = float(-_GRID[0]) + 6 * MEMORY_SPREAD
     at = np.linspace(-edge, edge, 801)
-    return at, ndtr((at[:, None] - _GRID) / MEMORY_SPREAD)
+    return at, np.exp(_log_probability((at[:, None] - _GRID) / MEMORY_SPREAD))
+
+
+def _log_probability(z: np.ndarray) -> np.ndarray:
+    # SciPy takes a while to import, which the start of a script does not wait for.
+    from scipy.special import log_ndtr
+
+    return np.asarray(log_ndtr(z))
 
 
 class MemoryMargin:
@@ -70,12 +76,12 @@ class MemoryMargin:
 
     def ran_out(self, predicted_bytes: float) -> None:
         """Update with an out-of-memory failure: the peak was above the capacity."""
-        explained = log_ndtr(-self._above(predicted_bytes))
+        explained = _log_probability(-self._above(predicted_bytes))
         self._log_density += np.logaddexp(np.log(OTHER_CAUSE), np.log1p(-OTHER_CAUSE) + explained)
 
     def fitted(self, predicted_bytes: float) -> None:
         """Update with a probe that ran without a recorded peak: it was below the capacity."""
-        self._log_density += log_ndtr(self._above(predicted_bytes))
+        self._log_density += _log_probability(self._above(predicted_bytes))
 
     def _weights(self) -> np.ndarray:
         weights = np.exp(self._log_density - self._log_density.max())

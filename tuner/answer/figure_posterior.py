@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from scipy.stats import norm, qmc
+from scipy.special import ndtri
 
 from tuner.answer.windows import Windows
 from tuner.search_spaces.configuration import Configuration
@@ -265,5 +265,7 @@ class FigurePosterior:
 
 
 def _normals(count: int, dimensions: int, seed: int) -> np.ndarray:
+    from scipy.stats import qmc  # a second or more, which no first probe has to wait for
+
     uniform = qmc.Sobol(dimensions, scramble=True, seed=seed).random(count)
-    return np.asarray(norm.ppf(np.clip(uniform, 1e-6, 1 - 1e-6)))
+    return np.asarray(ndtri(np.clip(uniform, 1e-6, 1 - 1e-6)))

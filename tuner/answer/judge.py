@@ -13,9 +13,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from statistics import NormalDist
 
 import numpy as np
-from scipy.stats import norm
 
 from tuner.answer.choice import (
     LIKELY,
@@ -44,6 +44,7 @@ WORTH = 0.01
 #: Difference of two savings of the same, that of the verdict and that of a table, which a reader
 #: would take for a mistake.
 VISIBLE = 0.02
+NORMAL = NormalDist()
 #: Launches that are bought at most in one study.
 MOST_LAUNCHES = 16
 #: Smallest probability of becoming sure for which launches are bought.
@@ -293,7 +294,8 @@ class Judge:
         assert pair is not None
         means = [-math.log1p(each.relative) for each in pair]
         errors = [
-            (math.log1p(each.high) - math.log1p(each.low)) / (2 * norm.ppf(0.975)) for each in pair
+            (math.log1p(each.high) - math.log1p(each.low)) / (2 * NORMAL.inv_cdf(0.975))
+            for each in pair
         ]
         mean = energy * means[0] + time * means[1] + more
         error = math.hypot(energy * errors[0], time * errors[1])
@@ -392,9 +394,9 @@ class Judge:
         for k in range(1, MOST_LAUNCHES - len(self.fresh) + 1):
             left = 1 / (1 / sd**2 + k / (4 * spread))  # variance that remains: half of each
             moves = math.sqrt(max(sd**2 - left, 1e-14))
-            z = (mean - MARGIN - float(norm.ppf(SURE)) * math.sqrt(left)) / moves
-            reach = float(norm.cdf(z))
-            value = (mean * reach + moves * float(norm.pdf(z))) * training - k
+            z = (mean - MARGIN - float(NORMAL.inv_cdf(SURE)) * math.sqrt(left)) / moves
+            reach = float(NORMAL.cdf(z))
+            value = (mean * reach + moves * float(NORMAL.pdf(z))) * training - k
             if reach > FUTILE and value > worth:
                 best, worth = k, value
         if not best:

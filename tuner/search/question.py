@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import norm
+from scipy.special import ndtr
 
 from tuner.models.surrogate.gaussian_process import TOLERANCE
 from tuner.models.surrogate.surrogates import Posterior
@@ -118,7 +118,7 @@ class PeakLimit:
         """Return the probability that each configuration exceeds the cap, (n,)."""
         sd = np.hypot(widening * posterior.log_power_std, self.log_ratio_sd)
         above = posterior.log_power + self.log_ratio - math.log(self.cap_W)
-        return np.asarray(norm.cdf(above / sd))
+        return np.asarray(ndtr(above / sd))
 
     def safe(
         self,
@@ -138,7 +138,7 @@ class PeakLimit:
         if self.limits_hold:
             most_W = np.array([most_power_W(each) for each in configurations])
             above = np.log(most_W) + self.log_ratio - math.log(self.cap_W)
-            risk = np.minimum(risk, norm.cdf(above / self.log_ratio_sd))
+            risk = np.minimum(risk, ndtr(above / self.log_ratio_sd))
         kept = np.flatnonzero(risk <= max(MOST_PROBABLE, float(risk.min())) + TOLERANCE)
         if risk.min() > SAFEST_PROBABLE:
             if levels is None:

@@ -81,11 +81,11 @@ def storage_name(url: str | None) -> str:
 
     The file of SQLite is absolute: from another folder, the same URL is another database.
     """
+    if url is None:  # SQLAlchemy takes as long to import as a small program to start
+        return ""
     from sqlalchemy.engine import make_url
     from sqlalchemy.exc import ArgumentError
 
-    if url is None:
-        return ""
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError):
@@ -108,9 +108,6 @@ def open_storage(url: str | None, journal: Path) -> optuna.storages.BaseStorage:
         InputError: the URL is malformed, its driver is not installed, or it does not answer; or
             the journal cannot be read.
     """
-    from sqlalchemy.engine import make_url
-    from sqlalchemy.exc import ArgumentError
-
     if url is None:
         try:
             return _open_journal(journal)
@@ -120,6 +117,9 @@ def open_storage(url: str | None, journal: Path) -> optuna.storages.BaseStorage:
                 f"the journal {journal} cannot be opened: {one_line(str(error))[:200]}"
                 + again * isinstance(error, ValueError | KeyError)
             ) from error
+    from sqlalchemy.engine import make_url
+    from sqlalchemy.exc import ArgumentError
+
     try:
         parsed = make_url(url)
     except (ArgumentError, ValueError) as error:

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -460,6 +461,8 @@ class Probe:
         try:
             group = self._group = self.spawn(listener, address)
             self._enter("launching")
+            if not request.inspects:  # while the ranks start, and not beside a window
+                import_module("scipy.special")
             conductor = Conductor(
                 group,
                 deadline_s=self._began_s + request.time_limit_s,

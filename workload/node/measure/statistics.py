@@ -21,7 +21,6 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 import numpy as np
-from scipy.special import stdtrit
 
 from tuner.workload.node.meters.base import Reading
 from tuner.workload.records.probe import PowerSample, WindowPolicy
@@ -255,6 +254,8 @@ def beaten_by(window: Window, competitors: Sequence[Reached]) -> Reached | None:
 
 def _quantile(freedom: float) -> float:
     """Return the quantile of Student's t that a look uses."""
+    from scipy.special import stdtrit  # takes a while, which no start of a script waits for
+
     return float(stdtrit(freedom, 1.0 - LOOK_RISK))
 
 
