@@ -305,11 +305,15 @@ def test_what_ends_a_search_is_one_sentence_and_it_keeps_what_it_has(
 @pytest.mark.timeout(900)
 def test_two_searches_at_once_take_turns_on_a_node(own_ray: OwnRay, tmp_path: Path) -> None:
     """Two users of one cluster: nothing of either is measured beside the other's ranks."""
+    program = SEARCHES.replace('"6"', '"2", "--space", "micro-batch"')  # which builds nothing
     searches = [
-        own_ray.python(SEARCHES.replace('"6"', '"2"'), JF_RUNS=str(tmp_path / name))
-        for name in ("first", "second")
+        own_ray.python(program, JF_RUNS=str(tmp_path / name)) for name in ("first", "second")
     ]
-    told = [search.communicate(timeout=800) for search in searches]
+    try:
+        told = [search.communicate(timeout=800) for search in searches]
+    finally:
+        for search in searches:
+            search.kill()
     assert [search.returncode for search in searches] == [0, 0], told
     probes = []
     for name in ("first", "second"):
