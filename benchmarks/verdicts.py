@@ -29,12 +29,11 @@ from benchmarks.made_up_searches import (
     Outcome,
     Row,
 )
-from tuner.answer.judge import Judge, failed_again
+from tuner.answer.figure_posterior import Windows
+from tuner.answer.judge import Judge, advise, failed_again
 from tuner.answer.parts import Point
 from tuner.answer.posterior import Posterior
-from tuner.answer.recommendation import advise
 from tuner.answer.state import points_of
-from tuner.answer.windows import Windows
 from tuner.deploy.train import DriftMonitor, Expectation
 from tuner.problem.constraints import Constraints
 from tuner.problem.settings import SearchSettings

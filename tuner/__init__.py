@@ -59,7 +59,7 @@ _OF_EXTRAS = {
     "tuner.online.agent": ("tuning",),
     "tuner.planner.plan": ("plan",),
     "tuner.planner.fit": ("fit",),
-    "tuner.recordings.api": ("replay",),
+    "tuner.recordings.problem": ("replay",),
 }
 _MODULES = {name: module for module, names in {**_NAMES, **_OF_EXTRAS}.items() for name in names}
 

@@ -12,7 +12,7 @@ from tuner.planner.fit import fit as fit
 from tuner.planner.plan import plan as plan
 from tuner.problem.constraints import Constraints as Constraints
 from tuner.problem.settings import SearchSettings as SearchSettings
-from tuner.recordings.api import replay as replay
+from tuner.recordings.problem import replay as replay
 from tuner.result import Result as Result
 from tuner.search_spaces.cluster import Cluster as Cluster
 from tuner.search_spaces.configuration import Configuration as Configuration

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from tests.support.studies import measured, record, request
+from tuner.answer.figure_posterior import Windows
 from tuner.answer.posterior import Posterior
 from tuner.answer.state import _peak_W, points_of
-from tuner.answer.windows import Windows
 
 
 def test_ninety_per_cent_intervals_hold_the_truth_under_launch_noise():

@@ -9,7 +9,7 @@ import pytest
 
 import tuner
 from tests.support.studies import run_replay, table_point, write_table
-from tuner.answer.front_uncertainty import attainment_of
+from tuner.answer.posterior import attainment_of
 from tuner.pareto import nondominated
 
 

@@ -14,12 +14,11 @@ from tests.answer.test_posterior import configuration, launch
 from tests.support.results import NVML
 from tests.support.results import point as drawn_point
 from tuner.answer.choice import cost_of
-from tuner.answer.judge import ENOUGH, SURE, Judge
+from tuner.answer.figure_posterior import Windows
+from tuner.answer.judge import ENOUGH, SURE, Judge, advise
 from tuner.answer.parts import Point
 from tuner.answer.posterior import Gain, Posterior
-from tuner.answer.recommendation import advise
 from tuner.answer.state import StudyState, points_of
-from tuner.answer.windows import Windows
 from tuner.problem.constraints import Constraints
 from tuner.problem.settings import SearchSettings
 from tuner.problem.study_spec import StudySpec

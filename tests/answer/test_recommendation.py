@@ -12,9 +12,8 @@ import pytest
 from tests.answer.test_judge import judge_of, searched
 from tests.answer.test_posterior import configuration, launch
 from tuner.answer.choice import front_of
-from tuner.answer.judge import Judge
+from tuner.answer.judge import EVEN, Judge
 from tuner.answer.parts import Evidence, Point, ResolvedRequest, SearchCost, Verification
-from tuner.answer.recommendation import EVEN
 from tuner.display.advice import details, evidence_sentence
 from tuner.display.text import summary_lines
 from tuner.formatting import probability, settings_text

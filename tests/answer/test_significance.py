@@ -11,7 +11,7 @@ from tests.answer.test_judge import judge_of, searched
 from tests.answer.test_posterior import configuration
 from tests.answer.test_recommendation import point, result_of
 from tuner.answer.judge import Judge
-from tuner.answer.significance import Difference
+from tuner.answer.parts import Difference
 from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.workload.records.probe import MeterInfo
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.support.studies import METER, measured, record, request
+from tuner.answer.figure_posterior import Windows
 from tuner.answer.state import build_answer
-from tuner.answer.windows import Windows
 from tuner.models.surrogate.surrogates import Surrogates
 from tuner.problem.problem import ProbeCost, Problem
 from tuner.problem.study_spec import StudySpec

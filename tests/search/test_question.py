@@ -11,9 +11,8 @@ import pytest
 from tests.search.test_score import CANDIDATES, CONFIGURATIONS, truth, view_of
 from tuner.problem.constraints import Constraints
 from tuner.problem.problem import ProbeCost
-from tuner.search.joint_draws import JointDraws
+from tuner.search.joint_draws import JointDraws, ScoredProbe, best_probe
 from tuner.search.question import Question
-from tuner.search.regret import ScoredProbe, best_probe
 
 TRUTH = np.array([truth(c) for c in CONFIGURATIONS])
 LOG_T = np.log(TRUTH[:, 0])

@@ -12,8 +12,15 @@ from tests.search.test_score import CONFIGURATIONS, MEASURED, truth, view_of
 from tuner.models.surrogate.features import FeatureMap
 from tuner.models.surrogate.surrogates import Surrogates
 from tuner.pareto import front_regret, nondominated
-from tuner.search.joint_draws import KNEE, CandidateView, JointDraws, knee_sd
-from tuner.search.regret import ENOUGH, RegretEstimate, swept
+from tuner.search.joint_draws import (
+    ENOUGH,
+    KNEE,
+    CandidateView,
+    JointDraws,
+    RegretEstimate,
+    knee_sd,
+    swept,
+)
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.space import Candidates
 

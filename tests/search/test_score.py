@@ -11,8 +11,14 @@ from tests.support.studies import measured, record
 from tuner.models.surrogate.features import FeatureMap
 from tuner.models.surrogate.surrogates import Surrogates
 from tuner.problem.problem import ProbeCost
-from tuner.search.joint_draws import LIVE_DRAWN, OPEN_DRAWN, CandidateView, JointDraws
-from tuner.search.regret import ScoredProbe, best_probe
+from tuner.search.joint_draws import (
+    LIVE_DRAWN,
+    OPEN_DRAWN,
+    CandidateView,
+    JointDraws,
+    ScoredProbe,
+    best_probe,
+)
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.space import Candidates
 from tuner.workload.records.probe import Failure

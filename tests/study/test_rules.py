@@ -28,9 +28,9 @@ from tuner.problem.constraints import Constraints
 from tuner.problem.settings import SearchSettings, StopReason, stop_sentence
 from tuner.problem.study_spec import StudySpec
 from tuner.recordings.problem import table_problem
+from tuner.search.joint_draws import RegretEstimate
 from tuner.search.planner import ProbePlan
 from tuner.search.question import Question
-from tuner.search.regret import RegretEstimate
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError

@@ -29,7 +29,7 @@ from tuner.executors.local import InlineExecutor, SimulatedExecutor
 from tuner.pareto import hypervolume
 from tuner.problem.constraints import Constraints, Limits
 from tuner.search.candidate_planner import CandidatePlanner
-from tuner.search.regret import LEAST_MEASUREMENTS
+from tuner.search.joint_draws import LEAST_MEASUREMENTS
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, InvalidConfiguration
 from tuner.search_spaces.job import load_job

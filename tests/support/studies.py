@@ -231,7 +231,7 @@ def run_optimize(*arguments: Any, **options: Any) -> Result:
 
 def run_replay(*arguments: Any, **options: Any) -> Result:
     """Call `tuner.replay` with the fields of its two objects as plain keywords."""
-    require_parts("tuner.recordings.api")
+    require_parts("tuner.recordings.problem")
     return tuner.replay(*arguments, **grouped(options))
 
 

@@ -8,9 +8,8 @@ import numpy as np
 
 from tuner.answer.answer import Answer
 from tuner.answer.choice import figures_of
-from tuner.answer.judge import Judge
+from tuner.answer.judge import Judge, advise, evidence_of
 from tuner.answer.parts import AnotherChoice, Point
-from tuner.answer.recommendation import advise, evidence_of
 from tuner.problem.constraints import Constraints
 from tuner.search_spaces.errors import InputError
 

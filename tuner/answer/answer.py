@@ -16,10 +16,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tuner.answer.configuration_names import named_configurations
-from tuner.answer.judge import Judge
+from tuner.answer.judge import Judge, recommend
 from tuner.answer.parts import (
     Attainment,
     Choice,
+    Comparison,
     PlanFacts,
     Point,
     ProgressPoint,
@@ -28,8 +29,6 @@ from tuner.answer.parts import (
     SearchCost,
     Verification,
 )
-from tuner.answer.recommendation import recommend
-from tuner.answer.significance import Comparison
 from tuner.models.surrogate import LeaveOneOut
 from tuner.pareto import knee
 from tuner.problem.constraints import Constraints, Limits

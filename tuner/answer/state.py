@@ -15,7 +15,7 @@ import numpy as np
 
 from tuner.answer.answer import Answer
 from tuner.answer.choice import front_of, never_measured
-from tuner.answer.front_uncertainty import attainment_of, draw, likely_unmeasured, predicted_points
+from tuner.answer.figure_posterior import Windows
 from tuner.answer.judge import Judge, failed_again
 from tuner.answer.parts import (
     Attainment,
@@ -26,8 +26,13 @@ from tuner.answer.parts import (
     Verification,
     with_probabilities,
 )
-from tuner.answer.posterior import Posterior
-from tuner.answer.windows import Windows
+from tuner.answer.posterior import (
+    Posterior,
+    attainment_of,
+    draw,
+    likely_unmeasured,
+    predicted_points,
+)
 from tuner.models.prior import ratio_sd
 from tuner.models.surrogate import LeaveOneOut
 from tuner.models.surrogate.features import FeatureMap

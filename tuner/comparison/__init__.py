@@ -12,7 +12,7 @@ from tuner.search_spaces.errors import InputError, UnknownName
 
 if TYPE_CHECKING:
     from tuner.answer.answer import Answer
-    from tuner.answer.significance import Comparison
+    from tuner.answer.parts import Comparison
 
 
 def _run_named(word: str, runs_dir: str) -> Path | None:
@@ -80,7 +80,7 @@ def compare_runs(first: Answer, second: Answer) -> Comparison:
         InputError: one of them measured nothing, or their figures cannot be compared.
     """
     from tuner.answer.judge import differences_by_intervals
-    from tuner.answer.significance import Comparison
+    from tuner.answer.parts import Comparison
 
     if obstacles := _obstacles(first, second):
         raise InputError(

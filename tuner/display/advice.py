@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from tuner.answer.answer import Answer
 from tuner.answer.choice import BOTH
-from tuner.answer.judge import WORTH
-from tuner.answer.parts import Evidence, Point, Recommendation, Shrunk
-from tuner.answer.recommendation import evidence_of
-from tuner.answer.significance import Difference
+from tuner.answer.judge import WORTH, evidence_of
+from tuner.answer.parts import Difference, Evidence, Point, Recommendation, Shrunk
 from tuner.formatting import (
     Units,
     change,

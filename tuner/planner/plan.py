@@ -20,7 +20,6 @@ import numpy as np
 
 from tuner.answer.answer import Answer
 from tuner.answer.choice import front_of
-from tuner.answer.front_uncertainty import attainment_of
 from tuner.answer.judge import Judge
 from tuner.answer.parts import (
     Attainment,
@@ -30,6 +29,7 @@ from tuner.answer.parts import (
     SearchCost,
     SizeOfPlan,
 )
+from tuner.answer.posterior import attainment_of
 from tuner.api import receiver, request_of, result_of_answer, shown_in
 from tuner.models.analytic.constants import UNMODELLED, Constants
 from tuner.models.analytic.model import AnalyticModel

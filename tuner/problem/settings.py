@@ -235,7 +235,7 @@ def energy_not_repaid(left_kJ: float, cost_kJ: float) -> StopReason | None:
 def little_left(settings: SearchSettings, regret: Any, cost_kJ: float) -> StopReason | None:
     """Return the end of a search if it is unlikely that more is left to find than the user asked.
 
-    `regret` is of `tuner.search.regret`.
+    `regret` is that of `tuner.search.joint_draws`.
     """
     above = regret.probability_above(settings.front_regret)
     if above >= STOP_PROBABILITY:

@@ -14,7 +14,7 @@ from tuner.problem.settings import SearchSettings
 
 def _replay(args: argparse.Namespace) -> int:
     from tuner.display.text import answer_lines
-    from tuner.recordings.api import replay
+    from tuner.recordings.problem import replay
 
     run = Path(args.runs_dir) / args.path
     with progress(args) as on_progress:

@@ -24,9 +24,16 @@ from tuner.search.evidence import (
     SlackLimits,
     UnreachedClocks,
 )
-from tuner.search.joint_draws import LIKELY, LIVE_DRAWN, CandidatePool, JointDraws
+from tuner.search.joint_draws import (
+    LEAST_MEASUREMENTS,
+    LIKELY,
+    LIVE_DRAWN,
+    CandidatePool,
+    JointDraws,
+    RegretEstimate,
+    best_probe,
+)
 from tuner.search.planner import MAX_LIVE, PlanningState, ProbePlan, ProbePlanner
-from tuner.search.regret import LEAST_MEASUREMENTS, RegretEstimate, best_probe
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.workload.records.probe import ProbeRecord
 

@@ -21,8 +21,8 @@ from tuner.search_spaces.space import Candidates
 from tuner.workload.records.probe import ProbeRecord
 
 if TYPE_CHECKING:
+    from tuner.search.joint_draws import RegretEstimate
     from tuner.search.question import PeakLimit, Question
-    from tuner.search.regret import RegretEstimate
     from tuner.search_spaces.space import Candidates
 
 
@@ -60,7 +60,7 @@ class ProbePlan:
     reason: str
     # expected fall of the log regret per predicted joule; NaN if not estimated.
     score: float = math.nan
-    # expected fall of the regret (`tuner.search.regret`), a logarithm; infinite if not estimated.
+    # expected fall of the regret, a logarithm; infinite if not estimated.
     expected_gain: float = math.inf
     # predicted joules of the probe, its probable continuation included; NaN if not estimated.
     cost_J: float = math.nan

@@ -15,8 +15,8 @@ from tuner.answer.state import StudyState
 from tuner.cli.main import main
 from tuner.problem.constraints import Constraints
 from tuner.problem.from_job import baseline_of
+from tuner.search.joint_draws import RegretEstimate
 from tuner.search.planner import ProbePlan
-from tuner.search.regret import RegretEstimate
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import steps_a_job_step
 from tuner.search_spaces.knob_declarations import Knob
