@@ -107,7 +107,7 @@ def overhead(pairs: int, block_s: float) -> list[Figure]:
             time_limit_s=120.0 + 4 * pairs * block_s,
         )
         kind = partial(MeteredInTurn, pairs=pairs, block_s=block_s, found=found)
-        record = runner.run_kind(kind, request)
+        record = runner.run(request, kind)
     if record.failure is not None:
         raise RuntimeError(f"the probe failed: {record.failure.message}")
     interval = ttest_1samp(found, 0.0).confidence_interval(0.95)

@@ -304,8 +304,8 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, Any, P
 
 def spanning(lead: Any, share: Any, name: str, **more: Any) -> Any:
     request = ProbeRequest(name, TWO, window=QUICK, **more)
-    return lead.run_kind(
-        lambda node, asked: MultiNodeProbe(node, asked, [share], "127.0.0.1"), request, nodes=2
+    return lead.run(
+        request, lambda node, asked: MultiNodeProbe(node, asked, [share], "127.0.0.1"), nodes=2
     )
 
 
@@ -350,8 +350,8 @@ def test_a_rank_that_dies_on_the_other_node_is_told_and_leaves_nothing(
     killer.start()
     long = WindowPolicy(min_s=60.0, max_s=60.0, idle_s=0.0)
     request = ProbeRequest("dies", TWO, window=long)
-    record = lead.run_kind(
-        lambda node, asked: MultiNodeProbe(node, asked, [share], "127.0.0.1"), request, nodes=2
+    record = lead.run(
+        request, lambda node, asked: MultiNodeProbe(node, asked, [share], "127.0.0.1"), nodes=2
     )
     killer.join()
     assert record.failure is not None

@@ -208,9 +208,9 @@ class _Leading(Runner):
     def run_interactive(
         self, request: ProbeRequest, next_settings: NextSettings | None
     ) -> ProbeRecord:
-        return self._runner.run_kind(
-            lambda node, request: MultiNodeProbe(node, request, self._peers, self._address),
+        return self._runner.run(
             request,
+            lambda node, asked: MultiNodeProbe(node, asked, self._peers, self._address),
             nodes=1 + len(self._peers),
             next_settings=next_settings,
         )

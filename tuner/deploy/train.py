@@ -447,7 +447,7 @@ def train(
         _announce_started_programs(started, configuration, clocks=clocks, announce=announce)
         failure, interrupted, energy_J, wall_s = None, False, 0.0, 0.0
         try:
-            record = node.run_kind(training, request)
+            record = node.run(request, training)
             failure, energy_J, wall_s = record.failure, record.energy_J, record.wall_s
         except KeyboardInterrupt:
             interrupted = True

@@ -167,22 +167,19 @@ class LocalRunner(Runner):
         """End the running probe, from another thread; its record is "cancelled"."""
         self.node.cancelled.set()
 
-    def run(self, request: ProbeRequest) -> ProbeRecord:
-        """Run one probe. Never raises for a probe that fails."""
-        return self.run_kind(Probe, request)
-
     def run_interactive(self, request: ProbeRequest, next_settings: NextSettings) -> ProbeRecord:
-        return self.run_kind(Probe, request, next_settings=next_settings)
+        return self.run(request, next_settings=next_settings)
 
-    def run_kind(
+    def run(
         self,
-        kind: Callable[[ProbeNode, ProbeRequest], Probe],
         request: ProbeRequest,
+        kind: Callable[[ProbeNode, ProbeRequest], Probe] = Probe,
         *,
         nodes: int = 1,
         next_settings: NextSettings | None = None,
     ) -> ProbeRecord:
-        """Run one probe of another kind; InputError if a knob or value cannot be."""
+        """Run one probe. Never raises for one that fails; InputError if a knob or value cannot
+        be."""
         self.check(request, nodes)
         with self._one_at_a_time:
             self.node.cancelled.clear()

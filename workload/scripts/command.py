@@ -76,7 +76,8 @@ class Observation:
     def of(cls, processes: Sequence[Mapping[str, Any]]) -> Observation:
         """Return the facts from the descriptions of all ranks, in their order."""
         first = processes[0]
-        words = tuple(map(_without_number, program_words(first["words"])))
+        typed = program_words(first["words"])
+        words = tuple(_LOCAL_RANK.sub(r"\1{local_rank}", word) for word in typed)
         why = _why_as_it_stands(processes, words)
         if why and not _is_program(words) and first["program"].get("words"):
             words = program_words(first["program"]["words"])  # which started the ranks
@@ -133,10 +134,6 @@ class Observation:
 def _is_program(words: Sequence[str]) -> bool:
     text = " ".join(words[:2])
     return bool(words) and "multiprocessing" not in text and "default_worker.py" not in text
-
-
-def _without_number(word: str) -> str:
-    return _LOCAL_RANK.sub(r"\1{local_rank}", word)
 
 
 def _why_as_it_stands(processes: Sequence[Mapping[str, Any]], words: tuple[str, ...]) -> str:
