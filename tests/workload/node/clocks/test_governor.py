@@ -182,8 +182,17 @@ class TestNvmlGovernor:
         governor.apply(Settings(power_limit_W=300))
         assert locks(fake) == [None, None]
         assert fake.limit_W(1) == 300.0
-        governor.apply(Settings())
+        governor.apply(Settings(clock_MHz=900))
         assert [fake.limit_W(0), fake.limit_W(1)] == [350.0, 375.0]
+        assert governor.foreign() == ()  # what went back is nobody else's
+        governor.apply(Settings())
+        assert locks(fake) == [None, None]
+
+    def test_a_card_that_tells_no_limit_has_none_to_choose(self, busy: Make) -> None:
+        busy(TwinGpu(tells_limit=False))
+        governor = NvmlGovernor(environ=NO_ENV, guarded=False)
+        assert governor.limit_range_W == (0.0, 0.0)
+        governor.close()
 
     def test_a_lock_of_the_administrator_is_put_back_where_it_is_known(
         self, fake: TwinNode
