@@ -72,3 +72,10 @@ def test_importing_tuner_and_its_help_import_nothing_heavy() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "optimize" in done.stdout
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_session_is_imported_without_scipy_stats() -> None:
+    """It takes a second, which the first start of a script would wait for."""
+    code = "import sys, tuner.study.session; print('scipy.stats' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

@@ -18,7 +18,6 @@ import numpy as np
 from scipy.linalg import cho_solve, cholesky, solve_triangular
 from scipy.optimize import minimize
 from scipy.spatial.distance import cdist
-from scipy.stats import norm, qmc
 
 # Decisions that the last bits of a figure do not change.
 #
@@ -255,6 +254,8 @@ DRAWS, DOUBT_ROWS = 32, 400
 @lru_cache(maxsize=8)
 def quasi_normal(count: int, width: int, seed: int = 0) -> np.ndarray:
     """Return quasi-random standard normal draws (scrambled Sobol), (count, width)."""
+    from scipy.stats import norm, qmc  # a second or more, which no first probe has to wait for
+
     engine = qmc.Sobol(width, scramble=True, seed=seed)
     return np.asarray(norm.ppf(np.clip(engine.random(count), 1e-9, 1 - 1e-9)))
 
