@@ -13,6 +13,7 @@ import json
 import math
 import os
 import re
+import resource
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -573,8 +574,18 @@ def answer(asked: Mapping[str, Any]) -> dict[str, Any]:
     return adapters(asked["config"], asked["adapters"]) if "adapters" in asked else count(asked)
 
 
+def _limit(cpu_s: int) -> None:
+    """End this process by SIGXCPU, without a core file, when it has used so much of a processor."""
+    _, hard = resource.getrlimit(resource.RLIMIT_CPU)
+    soft = cpu_s if hard == resource.RLIM_INFINITY else min(cpu_s, hard)
+    resource.setrlimit(resource.RLIMIT_CPU, (soft, hard))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
 def main() -> None:
-    """Answer each line."""
+    """Answer each line; an argument is the limit of processor seconds."""
+    if len(sys.argv) > 1:
+        _limit(int(sys.argv[1]))
     os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", USE_HUB_KERNELS="0")
     output = sys.stdout
     sys.stdout = sys.stderr  # libraries print what they like

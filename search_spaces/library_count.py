@@ -16,6 +16,7 @@ import importlib.metadata
 import importlib.util
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -33,8 +34,10 @@ from tuner.search_spaces.safe_files import read_bytes, write_text
 _PROGRAM = Path(__file__).with_name("built_model.py")
 #: Program and the module that it loads: a change of either makes kept counts old.
 _SOURCES = (_PROGRAM, _PROGRAM.with_name("built_layers.py"))
-#: Limit of the time that building a model may take.
-LIMIT_S = 120
+#: Limit of the processor time that building a model may take: a busy machine is no wrong size.
+LIMIT_CPU_S = 120
+#: Limit of the wait for it, behind which something other than the sizes is the cause.
+WAIT_LIMIT_S = 900
 _LIBRARIES = ("torch", "transformers")
 #: Counts that the runs that were read keep of their models, by `key_of`.
 _COUNTS_OF_RUNS: dict[str, Mapping[str, Any]] = {}
@@ -196,18 +199,33 @@ def _kept_file(key: str) -> Path | None:
 
 
 def run_program(line: str) -> dict[str, Any]:
-    """Return the answer of `built_model` to a configuration in JSON."""
-    command = [sys.executable, "-P", str(_PROGRAM)]
+    """Return the answer of `built_model` to a configuration in JSON.
+
+    Raises:
+        InputError: the model takes more processor time than the limit, or the machine more time.
+    """
+    command = [sys.executable, "-P", str(_PROGRAM), str(LIMIT_CPU_S)]
     try:
         done = subprocess.run(
-            command, input=line + "\n", capture_output=True, text=True, timeout=LIMIT_S, check=True
+            command,
+            input=line + "\n",
+            capture_output=True,
+            text=True,
+            timeout=WAIT_LIMIT_S,
+            check=True,
         )
         return dict(json.loads(done.stdout.splitlines()[-1]))
     except subprocess.TimeoutExpired as error:
         raise InputError(
-            f"transformers did not build the model of this config in {LIMIT_S} s; check its sizes"
+            f"transformers did not answer in {WAIT_LIMIT_S / 60:g} minutes, most of which it "
+            "waited: this machine is very busy, or its disk very slow; try again"
         ) from error
     except (OSError, subprocess.CalledProcessError, ValueError, IndexError) as error:
+        if getattr(error, "returncode", 0) == -signal.SIGXCPU:
+            raise InputError(
+                "transformers did not build the model of this config in "
+                f"{LIMIT_CPU_S} s of processor time; check its sizes"
+            ) from error
         stderr = (getattr(error, "stderr", None) or str(error)).strip() or repr(error)
         return {"failure": "failed", "why": stderr.splitlines()[-1][:300], "transformers": ""}
 

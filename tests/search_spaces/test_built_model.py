@@ -9,6 +9,7 @@ from tuner.search_spaces import built_model, library_count
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import load_job
 from tuner.search_spaces.library_count import facts_in_library
+from tuner.search_spaces.library_count import run_program as run_program_alone
 from tuner.search_spaces.model_facts import ModelFacts, facts_of
 from tuner.search_spaces.plain_decoder import is_plain
 
@@ -294,6 +295,41 @@ def test_a_model_that_cannot_be_built_is_tried_again_and_no_cache_is_needed(monk
     monkeypatch.setattr(library_count, "run_program", lambda line: answers.pop(0))
     assert "failure" in library_count.count_in_library({"model_type": "strange"})
     assert library_count.count_in_library({"model_type": "strange"}) == {"kinds": []}
+
+
+@pytest.mark.parametrize(
+    ("work", "wait_s", "said"),
+    [
+        pytest.param(
+            "while True: pass", 60, "in 1 s of processor time; check its sizes", id="work"
+        ),
+        pytest.param("time.sleep(60)", 0.5, "this machine is very busy", id="no answer"),
+        pytest.param("time.sleep(1.5)", 60, "", id="a busy machine"),
+    ],
+)
+def test_what_ends_is_a_count_that_works_too_long_not_one_that_waits(
+    monkeypatch, tmp_path, work, wait_s, said
+):
+    program = tmp_path / "program.py"
+    program.write_text(
+        f"""import sys, time
+sys.path.insert(0, {str(library_count._PROGRAM.parent)!r})
+import built_model
+def answer(asked):
+    {work}
+    return asked
+built_model.answer = answer
+built_model.main()
+"""
+    )
+    monkeypatch.setattr(library_count, "_PROGRAM", program)
+    monkeypatch.setattr(library_count, "LIMIT_CPU_S", 1)
+    monkeypatch.setattr(library_count, "WAIT_LIMIT_S", wait_s)
+    if not said:
+        assert run_program_alone('{"kinds": []}') == {"kinds": []}
+        return
+    with pytest.raises(InputError, match=said):
+        run_program_alone("{}")
 
 
 def test_the_counts_of_the_included_models_are_those_of_transformers():
