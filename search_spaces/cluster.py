@@ -248,8 +248,13 @@ def load_cluster(name: str) -> Cluster:
     return _build(Cluster, values, f"cluster {stem!r}")
 
 
-#: Figures of a node that are assumed where its description does not state them.
-_USUAL = ("link_Bps", "network_Bps", "host_link_Bps", "host_memory_bytes")
+#: Figures of a node that are assumed where its description does not state them, in words.
+_USUAL = {
+    "link_Bps": "GB/s between its GPUs",
+    "network_Bps": "GB/s a GPU between nodes",
+    "host_link_Bps": "GB/s to the host",
+    "host_memory_bytes": "GB of host memory",
+}
 
 
 def _described(node: NodeName, text: str) -> Cluster:
@@ -276,7 +281,7 @@ def _described(node: NodeName, text: str) -> Cluster:
         devices_per_node=devices,
         nodes=node.nodes,
         sources=(f"{', '.join(k for k in figures if k not in stated)}: {usual['what']}",),
-        assumed=_assumed(node, devices, figures, stated, usual["what"]),
+        assumed=_assumed(node, devices, figures, stated),
         **{"clock_control": bool(device.clocks_MHz), **figures, **stated},
     )
 
@@ -302,7 +307,7 @@ def _figures(stated: Mapping[str, str], text: str) -> dict[str, Any]:
 
 
 def _assumed(
-    node: NodeName, devices: int, figures: Mapping[str, Any], stated: Mapping[str, Any], what: str
+    node: NodeName, devices: int, figures: Mapping[str, Any], stated: Mapping[str, Any]
 ) -> str:
     parts = []
     if node.others:
@@ -310,17 +315,20 @@ def _assumed(
     if devices != node.devices_per_node:
         each = devices // node.devices_per_node
         parts.append(f"each board is {each} devices to PyTorch, so a node has {devices}")
-    if left := [f"{n}={_short(figures[n])}" for n in _USUAL if n not in stated]:
+    unused = "link_Bps" if devices == 1 else ""
+    if left := [name for name in _USUAL if name not in (*stated, unused)]:
+        words = ", ".join(f"{_gigas(figures[name])} {_USUAL[name]}" for name in left)
         nodes = f"{node.nodes}x" if node.nodes > 1 else ""
-        parts.append(
-            f"{', '.join(left)} as usual there ({what}); yours go after the name: --cluster "
-            f"{nodes}{node.devices_per_node}x{node.device},{left[-1]}"
-        )
+        key = "network_Bps" if nodes and "network_Bps" in left else left[-1]
+        value = f"{figures[key]:.3g}".replace("e+0", "e").replace("e+", "e")
+        yours = f"{nodes}{node.devices_per_node}x{node.device},{key}={value}"
+        parts.append(f"{words} (yours: --cluster {yours})")
     return "; ".join(parts)
 
 
-def _short(figure: float) -> str:
-    return f"{figure:.3g}".replace("e+0", "e").replace("e+", "e")
+def _gigas(figure: float) -> str:
+    gigas = figure / 1e9
+    return f"{gigas:,.0f}" if gigas >= 100 else f"{gigas:.3g}"
 
 
 def enlarged(cluster: Cluster, gpus: int) -> Cluster:

@@ -144,14 +144,31 @@ def test_a_described_node_has_the_links_of_the_built_in_one() -> None:
 def test_what_is_assumed_of_a_node_is_said_and_can_be_stated() -> None:
     assumed = load_cluster("8xH100").assumed
     assert "H100-SXM-80GB is meant, not H100-PCIe-80GB or H100-NVL-94GB" in assumed
-    assert "network_Bps=5e10" in assumed
+    assert assumed.endswith(
+        "; 450 GB/s between its GPUs, 50 GB/s a GPU between nodes, 64 GB/s to the host, "
+        "2,199 GB of host memory (yours: --cluster 8xH100-SXM-80GB,host_memory_bytes=2.2e12)"
+    )
     stated = load_cluster("2x8xH100-SXM,network_Bps=12.5e9,clock_control=false")
     assert (stated.network_Bps, stated.clocks_MHz) == (12.5e9, ())
-    assert "network_Bps" not in stated.assumed
+    assert "between nodes" not in stated.assumed
     assert "--cluster 2x8xH100-SXM-80GB,host_memory_bytes=2.2e12" in stated.assumed
     assert load_cluster(stated.name) == stated
     every = "link_Bps=1e9,network_Bps=1e9,host_link_Bps=1e9,host_memory_bytes=1e12"
     assert load_cluster(f"1xT4,{every}").assumed == ""
+
+
+@pytest.mark.parametrize("text", ["2x4xL40S", "1xRTX4090", "8xMI300X", "3x2xT4", "1xGB10"])
+def test_what_is_assumed_of_a_node_is_short_and_what_it_names_can_be_given(text: str) -> None:
+    cluster = load_cluster(text)
+    figures = cluster.assumed.rpartition("; ")[2]
+    assert len(figures) < 170
+    assert "Bps=" not in figures.partition("(")[0]
+    yours = figures.partition("--cluster ")[2].rstrip(")")
+    again = load_cluster(yours)
+    key = yours.partition(",")[2].partition("=")[0]
+    assert getattr(again, key) == pytest.approx(getattr(cluster, key), rel=0.01)
+    assert f"{key}=" not in again.assumed
+    assert ("between its GPUs" in figures) == (cluster.devices_per_node > 1)
 
 
 @pytest.mark.parametrize(
