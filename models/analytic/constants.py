@@ -10,7 +10,7 @@ number of blocks, and if it holds the embedding or makes the logits.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property, lru_cache
 from importlib import resources
@@ -436,24 +436,68 @@ def balanced(layers: int, stages: int, embedding: float, head: float) -> tuple[i
         each, more = divmod(layers, stages)
         return (each + 1,) * more + (each,) * (stages - more)
     sums = np.concatenate([[0.0], np.cumsum([embedding, *[1.0] * layers, head])])
-    count = len(sums)
-    most, least = (np.full((count, stages + 1), np.inf) for _ in range(2))
-    begins = np.zeros((count, stages + 1), dtype=int)
-    most[0, 0] = 0.0
-    for end in range(1, count):
-        here = sums[end] - sums[:end]
-        for stage in range(1, min(end, stages) + 1):
-            largest = np.maximum(most[:end, stage - 1], here)
-            smallest = np.minimum(least[:end, stage - 1], here)
-            spread = largest - smallest
-            begin = end - 1 - int(np.argmin(spread[::-1]))
-            most[end, stage], least[end, stage] = largest[begin], smallest[begin]
-            begins[end, stage] = begin
-    cuts = [count - 1]
+    last = len(sums) - 1
+    begins = np.zeros((stages + 1, len(sums)), dtype=np.int32)
+    # Weights of the largest and the smallest stage of what is before each place, in one stage.
+    most, least = np.where(np.arange(len(sums)) > 0, sums, np.inf), sums.copy()
+    for stage in range(2, stages + 1):
+        before, most, least = (most, least), np.full_like(most, np.inf), np.full_like(most, np.inf)
+        # The last place, behind the head, has begins in a range of its own.
+        for ends in (np.arange(stage, last), np.array([last])):
+            for rows, lo, width in _ranges(sums, before, stage, ends):
+                begin = np.minimum(lo[:, None] + np.arange(width), rows[:, None] - 1)
+                largest, smallest = _extremes(sums, before, rows[:, None], begin)
+                # of equal ones the last, as a row's end may be repeated
+                at = width - 1 - np.argmin((largest - smallest)[:, ::-1], axis=1)
+                here = np.arange(len(rows)), at
+                most[rows], least[rows] = largest[here], smallest[here]
+                begins[stage, rows] = begin[here]
+    cuts = [last]
     for stage in range(stages, 0, -1):
-        cuts.append(int(begins[cuts[-1], stage]))
+        cuts.append(int(begins[stage, cuts[-1]]))
     inside = [min(max(each - 1, 0), layers) for each in reversed(cuts)]
     return tuple(after - before for before, after in pairwise(inside))
+
+
+#: Begins of stages that are compared at once.
+_AT_ONCE = 2**18
+
+
+def _extremes(
+    sums: np.ndarray, before: tuple[np.ndarray, np.ndarray], ends: np.ndarray, begin: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the largest and the smallest stage if the last one is from `begin` to `ends`."""
+    here = sums[ends] - sums[begin]
+    return np.maximum(before[0][begin], here), np.minimum(before[1][begin], here)
+
+
+def _ranges(
+    sums: np.ndarray, before: tuple[np.ndarray, np.ndarray], stage: int, ends: np.ndarray
+) -> Iterator[tuple[np.ndarray, np.ndarray, int]]:
+    """Yield ends, in parts, with the first of the begins that may be best and their number.
+
+    Stages differ at least by as much as the last one differs from the others' mean, and by as much
+    as the embedding is above the last one and above the mean of those between; a begin for which
+    that is more than the difference at a begin near the balance is not the best.
+    """
+    total, table, others = sums[ends], sums[1], stage - 1
+    near = np.full(len(ends), np.inf)
+    for balance in (total * others / stage, table + (total - table) * (others - 1) / others):
+        for offset in (-1, 0):
+            begin = np.clip(np.searchsorted(sums, balance) + offset, others, ends - 1)
+            largest, smallest = _extremes(sums, before, ends, begin)
+            near = np.minimum(near, largest - smallest)
+    near += 1e-9 * sums[-1]  # rounding
+    low = np.maximum((total - near) * others / stage, table + (table - near) * (others - 1))
+    high = np.minimum((total + near) * others / stage, total - table + near)
+    first = np.clip(np.searchsorted(sums, low), others, ends - 1)
+    number = np.minimum(np.searchsorted(sums, high, side="right"), ends) - first
+    start = 0
+    while start < len(ends):
+        rows = max(1, _AT_ONCE // max(1, int(number[start:].max())))
+        part = slice(start, start + rows)
+        yield ends[part], first[part], max(1, int(number[part].max()))
+        start += rows
 
 
 def end_weights(partition: str, facts: ModelFacts) -> tuple[float, float]:

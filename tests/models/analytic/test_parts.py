@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -107,6 +108,30 @@ def test_blocks_alone_are_partitioned_as_deepspeed_does(layers: int, stages: int
 
 def test_the_blocks_of_the_deepest_model_are_partitioned_at_once() -> None:
     assert balanced(10_000, 128, 0.0, 0.0) == (79,) * 16 + (78,) * 112
+
+
+def test_stages_of_any_ends_are_cut_as_deepspeed_cuts_them() -> None:
+    utils = pytest.importorskip("deepspeed.runtime.utils")
+    draw = random.Random(1)
+    for _ in range(60):
+        layers = draw.randint(2, 30)
+        stages = draw.randint(2, min(layers, 9))
+        ends = [draw.choice([0.0, 1 / 3, 7.0, 1e6, 1e-7, 60 * draw.random()]) for _ in range(2)]
+        if ends == [0.0, 0.0]:
+            continue
+        cuts = utils.partition_balanced([ends[0], *[1.0] * layers, ends[1]], stages)
+        inside = [min(max(int(each) - 1, 0), layers) for each in cuts]
+        expected = tuple(after - before for before, after in pairwise(inside))
+        assert balanced(layers, stages, *ends) == expected, (layers, stages, ends)
+
+
+@pytest.mark.parametrize("ends", [(1.0, 1.0), (300.0, 300.0), (1e8, 1e8), (0.0, 7e3)])
+def test_the_deepest_model_with_ends_is_partitioned_in_two_seconds(
+    ends: tuple[float, float],
+) -> None:
+    """Comparing every begin with every end takes minutes; the limit of a test's CPU holds it."""
+    inner = balanced(10_000, 128, *ends)[1:-1]
+    assert max(inner) - min(inner) <= 1
 
 
 def test_the_head_of_a_large_vocabulary_takes_the_place_of_blocks() -> None:
