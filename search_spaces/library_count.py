@@ -39,7 +39,8 @@ LIMIT_CPU_S = 120
 #: Limit of the wait for it, behind which something other than the sizes is the cause.
 WAIT_LIMIT_S = 900
 _LIBRARIES = ("torch", "transformers")
-#: Counts that the runs that were read keep of their models, by `key_of`.
+#: Counts that the runs that were read keep of their models, by `key_of`, and of the adapters of
+#: those, by `_key_of_adapters`.
 _COUNTS_OF_RUNS: dict[str, Mapping[str, Any]] = {}
 #: Limit of the size of a kept count; one is 2 kB.
 _LARGEST_BYTES = 2**20
@@ -97,15 +98,17 @@ def adapters_in_library(config: Mapping[str, Any], lora: LoRA) -> Mapping[str, A
         InputError: torch or transformers is not installed or cannot build the model, or the model
             has no such layer.
     """
-    of_config = key_of(config)
+    asked = {**asdict(lora), "names": lora.names}
+    of_run = _key_of_adapters(config, lora)
     if not is_installed():
+        if of_run in _COUNTS_OF_RUNS:
+            return _COUNTS_OF_RUNS[of_run]
         raise InputError(
             f"the layers of a {config['model_type']} model that LoRA adapts ({lora.targets}) are "
             "counted by transformers, which is not installed in this Python: pip install torch "
             "transformers"
         )
-    asked = {**asdict(lora), "names": lora.names}
-    key = hashlib.sha256(json.dumps([of_config, asked, _release("peft")]).encode()).hexdigest()
+    key = hashlib.sha256(f"{of_run} {_release('peft')}".encode()).hexdigest()
     report = _counted(key, json.dumps({"config": config, "adapters": asked}))
     if "failure" in report:
         raise InputError(
@@ -120,6 +123,11 @@ def adapters_in_library(config: Mapping[str, Any], lora: LoRA) -> Mapping[str, A
             "give names of its linear layers, such as q_proj, or all-linear"
         )
     return report
+
+
+def _key_of_adapters(config: Mapping[str, Any], lora: LoRA) -> str:
+    asked = [key_of(config), {**asdict(lora), "names": lora.names}]
+    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()
 
 
 def _release(package: str) -> str:
@@ -150,8 +158,18 @@ def count_to_keep(config: Mapping[str, Any]) -> Mapping[str, str]:
     return {"key": key, "count": json.dumps(count_in_library(config))}
 
 
+def adapters_to_keep(config: Mapping[str, Any], lora: LoRA) -> Mapping[str, str]:
+    """Return the count of a configuration's adapters as a run keeps it.
+
+    Raises:
+        InputError: see `adapters_in_library`.
+    """
+    report = adapters_in_library(config, lora)
+    return {"key": _key_of_adapters(config, lora), "count": json.dumps(report)}
+
+
 def take_kept_count(kept: object) -> None:
-    """Use the count that a run keeps where transformers is not installed; ignore a bad one."""
+    """Use a count that a run keeps where transformers is not installed; ignore a bad one."""
     if not isinstance(kept, Mapping):
         return
     key, text = kept.get("key"), kept.get("count")
@@ -159,8 +177,23 @@ def take_kept_count(kept: object) -> None:
         return
     with contextlib.suppress(InputError, ValueError, TypeError, LookupError, RecursionError):
         count = json.loads(text)
-        facts_in_library("", count)
+        if "adapted" in count:
+            _check_adapters(count)
+        else:
+            facts_in_library("", count)
         _COUNTS_OF_RUNS[key] = count
+
+
+def _check_adapters(report: Mapping[str, Any]) -> None:
+    """Refuse what is not a result of `built_model.adapters`."""
+    found = report["adapted"]
+    names = ("adapters", "inputs", "outputs", "parameters")
+    numbers = [found[part][name] for part in ("blocks", "outside") for name in names]
+    flags = (found["attention"], report["stacked_experts"], report["by_peft"])
+    if not all(type(each) is int and each >= 0 for each in (*numbers, report["linear"])):
+        raise ValueError("a number of parameters is none")
+    if not all(isinstance(each, bool) for each in flags):
+        raise ValueError("a flag is none")
 
 
 @lru_cache(maxsize=1)

@@ -8,6 +8,7 @@ transformers builds, and FLOPs with DeepSpeed's profiler and torch's own counter
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,7 +17,6 @@ from typing import Any
 from tuner.search_spaces import library_count
 from tuner.search_spaces.errors import InputError, InvalidValue, check_integer
 from tuner.search_spaces.job import QUANTIZED, TARGETS, LoRA, TrainingJob
-from tuner.search_spaces.library_count import take_kept_count
 from tuner.search_spaces.model_facts import (
     LoRAFacts,
     ModelFacts,
@@ -30,12 +30,12 @@ from tuner.search_spaces.plain_decoder import check_limits, describe, is_plain, 
 
 #: What the core asks for, by `tuner.search_spaces.model_sizes.SOCKET`.
 __all__ = [
-    "count_to_keep",
+    "counts_to_keep",
     "facts_in",
     "facts_of",
     "lightest_that_fits",
     "lora_facts",
-    "take_kept_count",
+    "take_kept_counts",
     "untrainable",
     "why_too_large",
 ]
@@ -134,16 +134,21 @@ def lora_facts(lora: LoRA, config: Mapping[str, Any], sizes: ModelFacts) -> LoRA
         InputError: the model has to be built by transformers and cannot be, or has no such
             layers.
     """
+    if _by_formula(lora, config, sizes):
+        return _of_plain(lora, sizes)
+    return _in_library(lora, config, sizes)
+
+
+def _by_formula(lora: LoRA, config: Mapping[str, Any], sizes: ModelFacts) -> bool:
+    """Return True if the adapters of a model need not be counted in transformers' own."""
     described = is_plain(config) or sizes.model_type in library_count.DESCRIBED
     if not described or sizes.vision is not None:
-        return _in_library(lora, config, sizes)
+        return False
     usual = sizes.gated and sizes.model_type not in _FUSED
     named = bool(lora.names) and usual and {*lora.names} <= {*_LAYERS}
     if sizes.experts:
-        known = lora.targets == "attention" and lora.quantization == "none"
-    else:
-        known = lora.targets in TARGETS or named
-    return _of_plain(lora, sizes) if known else _in_library(lora, config, sizes)
+        return lora.targets == "attention" and lora.quantization == "none"
+    return lora.targets in TARGETS or named
 
 
 def _in_library(lora: LoRA, config: Mapping[str, Any], sizes: ModelFacts) -> LoRAFacts:
@@ -216,12 +221,22 @@ def _doubts_on_adapters(lora: LoRA, report: Mapping[str, Any]) -> tuple[str, ...
     return tuple(doubts)
 
 
-def count_to_keep(job: TrainingJob) -> Mapping[str, str]:
-    """Return the count by transformers that a run keeps of its model, for machines without
-    transformers; empty for any other job."""
-    if not job.model or is_plain(job.model):
+def counts_to_keep(job: TrainingJob) -> Mapping[str, Mapping[str, str]]:
+    """Return the counts by transformers that a run keeps of its model and its adapters, for
+    machines without transformers; empty for any other job."""
+    if not job.model:
         return {}
-    try:
-        return library_count.count_to_keep(job.model)
-    except InputError:
-        return {}
+    kept: dict[str, Mapping[str, str]] = {}
+    with contextlib.suppress(InputError):
+        if not is_plain(job.model):
+            kept["counted_model"] = library_count.count_to_keep(job.model)
+        sizes = facts_in(job.model)
+        if job.lora is not None and not _by_formula(job.lora, job.model, sizes):
+            kept["counted_adapters"] = library_count.adapters_to_keep(job.model, job.lora)
+    return {name: count for name, count in kept.items() if count}
+
+
+def take_kept_counts(study: Mapping[str, object]) -> None:
+    """Use the counts that a run's study keeps where transformers is not installed."""
+    for name in ("counted_model", "counted_adapters"):
+        library_count.take_kept_count(study.get(name))

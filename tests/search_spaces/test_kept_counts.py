@@ -12,10 +12,10 @@ import pytest
 from tuner.problem.run_folder import STUDY_SCHEMA, RunFolder
 from tuner.search_spaces import library_count
 from tuner.search_spaces.errors import InputError
-from tuner.search_spaces.job import load_job
+from tuner.search_spaces.job import LoRA, load_job
 from tuner.search_spaces.library_count import included_counts, take_kept_count
 from tuner.search_spaces.model_facts import facts_of
-from tuner.search_spaces.model_reading import count_to_keep
+from tuner.search_spaces.model_reading import counts_to_keep, take_kept_counts
 
 QWEN2 = {"model_type": "qwen2", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 100}
 JOB = replace(load_job("tiny-gpt"), model=QWEN2)
@@ -30,7 +30,7 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     monkeypatch.setattr(library_count, "run_program", lambda line: count)
     monkeypatch.setattr(library_count, "is_installed", lambda: True)
     library_count._counted.cache_clear()
-    found = dict(count_to_keep(JOB))
+    found = dict(counts_to_keep(JOB)["counted_model"])
     monkeypatch.setattr(library_count, "is_installed", lambda: False)
     facts_of.cache_clear()
     yield found
@@ -41,7 +41,7 @@ def kept(monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
 def test_only_a_model_that_was_counted_for_the_run_is_kept(kept: dict[str, str]) -> None:
     assert kept.keys() == {"key", "count"}
     for shipped in ("tiny-gpt", "opt-350m", "qwen2.5-7b"):
-        assert count_to_keep(load_job(shipped)) == {}
+        assert counts_to_keep(load_job(shipped)) == {}
 
 
 def test_a_run_is_read_where_its_model_cannot_be_counted(
@@ -75,6 +75,54 @@ def test_a_count_that_is_bent_is_as_if_none_were_kept(
     take_kept_count({**kept, **changed})
     with pytest.raises(InputError, match="pip install torch transformers"):
         facts_of(JOB)
+
+
+def forget() -> None:
+    library_count._counted.cache_clear()
+    facts_of.cache_clear()
+
+
+@pytest.mark.parametrize("plain", [False, True], ids=["other model", "plain decoder"])
+def test_a_run_of_lora_is_read_where_its_adapters_cannot_be_counted(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, plain: bool
+) -> None:
+    """A plain decoder has no count; adapters named by an expression are found in the model."""
+    pytest.importorskip("transformers")
+    sizes = {"num_attention_heads": 4, "intermediate_size": 96, "num_key_value_heads": 2}
+    model = {**QWEN2, **sizes, "model_type": "llama" if plain else "glm4"}
+    model |= {"head_dim": 16, "pad_token_id": 0}
+    job = replace(JOB, model=model, lora=LoRA(rank=4, targets=r".*\.layers\..*(q_proj|o_proj)"))
+    monkeypatch.setattr(library_count, "_COUNTS_OF_RUNS", {})
+    monkeypatch.setattr(library_count, "_kept_file", lambda key: None)
+    forget()
+    facts = facts_of(job)
+    study = {"schema": STUDY_SCHEMA, **counts_to_keep(job)}
+    assert ("counted_model" in study, "counted_adapters" in study) == (not plain, True)
+    RunFolder.named(tmp_path, "r").write_study(study)
+    monkeypatch.setattr(library_count, "is_installed", lambda: False)
+    forget()
+    with pytest.raises(InputError, match="pip install torch transformers"):
+        facts_of(job)
+    assert RunFolder.named(tmp_path, "r").read_study() is not None
+    assert facts_of(job) == facts
+    other = replace(job, lora=replace(job.lora, rank=8))
+    with pytest.raises(InputError, match="pip install torch transformers"):
+        facts_of(other)
+    forget()
+
+
+@pytest.mark.parametrize(
+    "bent", [{}, {"linear": -1}, {"linear": 1.5}, {"by_peft": 1}, {"adapted": {"blocks": {}}}]
+)
+def test_counts_of_adapters_that_are_bent_are_as_if_none_were_kept(
+    monkeypatch: pytest.MonkeyPatch, bent: dict[str, Any]
+) -> None:
+    monkeypatch.setattr(library_count, "_COUNTS_OF_RUNS", {})
+    part = {"adapters": 1, "inputs": 1, "outputs": 1, "parameters": 2}
+    report = {"adapted": {"blocks": part, "outside": part, "attention": True}, "linear": 9}
+    report |= {"stacked_experts": False, "by_peft": True, **bent}
+    take_kept_counts({"counted_adapters": {"key": "k", "count": json.dumps(report)}})
+    assert ("k" in library_count._COUNTS_OF_RUNS) == (not bent)
 
 
 @pytest.mark.parametrize("kept_of_run", [None, "text", [], {}])

@@ -274,7 +274,7 @@ class RunFolder:
         except (OSError, ValueError, RecursionError) as error:
             raise InputError(f"cannot read {self.study_file}: {reason(error)}") from error
         if (reader := MODELS.part("sizes")) is not None:
-            reader.take_kept_count(study.get("counted_model"))
+            reader.take_kept_counts(study)
         if (schema := study.get("schema")) != STUDY_SCHEMA:
             versions = study.get("versions")
             by = versions.get("joulefront") if isinstance(versions, Mapping) else None

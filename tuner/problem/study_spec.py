@@ -72,16 +72,15 @@ class StudySpec:
                 "constraints": self.constraints.given,
                 "settings": self.settings.to_json(),
                 **self.problem.identity,
-                **self._counted_model(),
+                **self._counts(),
                 "versions": versions(),
                 "ended": self._end(),
             }
         )
 
-    def _counted_model(self) -> dict[str, Any]:
+    def _counts(self) -> dict[str, Any]:
         reader, job = MODELS.part("sizes"), self.problem.job
-        kept = reader.count_to_keep(job) if reader is not None and job is not None else {}
-        return {"counted_model": dict(kept)} if kept else {}
+        return dict(reader.counts_to_keep(job)) if reader is not None and job is not None else {}
 
     def _end(self) -> dict[str, Any]:
         ended = self.ended
