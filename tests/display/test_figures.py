@@ -182,7 +182,11 @@ def test_the_band_and_the_predicted_points_are_drawn() -> None:
     ("ended", "words"),
     [
         (None, ""),
-        (NoVerdict("limits_reached"), "no more were made: the limits leave no room"),
+        (
+            NoVerdict("limits_reached", limit="max_probes"),
+            "no more were made: the number of probes that it may make leaves no room",
+        ),
+        (NoVerdict("limits_reached", limit="stopped"), "the search was stopped before"),
         (NoVerdict("not_requested"), "(--no-verify)"),
     ],
 )

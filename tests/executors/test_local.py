@@ -1,9 +1,14 @@
+import time
+from itertools import chain, repeat
+
 import pytest
 
+from tests.support.fake_clock import FakeClock
 from tests.support.studies import METER, record, request
 from tuner.executors.base import Executor
 from tuner.executors.local import InlineExecutor, SimulatedExecutor, run_safely
 from tuner.search_spaces.errors import InputError
+from tuner.workload.node.measure.stragglers import ForeignLoad
 from tuner.workload.records.probe import ProbeRecord
 
 
@@ -110,3 +115,62 @@ def test_an_interrupt_is_no_failure_of_the_probe():
     with pytest.raises(KeyboardInterrupt):
         executor.wait()
     assert executor.in_flight == 0
+
+
+# --wait-until-quiet.
+
+QUIET, BUSY, GPU = (
+    ForeignLoad(),
+    ForeignLoad(share=0.63),
+    ForeignLoad(device="GPU 0 is used by process 7"),
+)
+
+
+class Watched(Scripted):
+    """A runner on a machine that others use as the looks say, one after the other."""
+
+    def __init__(self, looks, monkeypatch):
+        super().__init__()
+        self.looks, self.clock = iter(looks), FakeClock()
+        monkeypatch.setattr(time, "monotonic", self.clock)
+
+    def foreign_load(self, seconds):
+        self.clock.advance(seconds)
+        return next(self.looks)
+
+
+@pytest.mark.parametrize(
+    ("looks", "waited_s"),
+    [
+        ([QUIET], 1),
+        ([BUSY, *[QUIET] * 5], 6),
+        ([GPU, *[QUIET] * 5], 6),
+        # A load that comes and goes is one.
+        ([BUSY, *[QUIET] * 4, BUSY, *[QUIET] * 5], 11),
+    ],
+)
+def test_a_launch_waits_until_others_leave_the_machine(looks, waited_s, monkeypatch):
+    told: list[str] = []
+    executor = InlineExecutor(Watched(looks, monkeypatch))
+    assert executor.wait_until_quiet(1800.0, told.append, lambda: False) == waited_s
+    assert next(executor._runner.looks, None) is None
+    assert bool(told) == (waited_s > 1)
+
+
+def test_waiting_ends_by_its_limit_and_says_what_still_uses_the_machine(monkeypatch):
+    told: list[str] = []
+    executor = InlineExecutor(Watched(repeat(BUSY), monkeypatch))
+    assert executor.wait_until_quiet(150.0, told.append, lambda: False) == 150.0
+    waiting = "waiting until this machine is quiet: other processes use 63 % of the cores"
+    assert [words.startswith(waiting) for words in told] == [True, True, True, False]
+    assert told[-1].endswith("measured all the same")
+
+
+def test_waiting_ends_when_the_search_is_stopped(monkeypatch):
+    executor = InlineExecutor(Watched(chain([BUSY], repeat(GPU)), monkeypatch))
+    stops = chain([False] * 9, repeat(True))
+    assert executor.wait_until_quiet(1800.0, lambda words: None, lambda: next(stops)) == 10.0
+
+
+def test_a_runner_that_cannot_look_is_not_waited_for():
+    assert InlineExecutor(Scripted()).wait_until_quiet(9.0, print, lambda: False) == 0.0

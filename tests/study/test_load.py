@@ -52,6 +52,12 @@ def written(spec: StudySpec, **changes: object) -> RunFolder:
     return folder
 
 
+def test_the_limit_that_left_no_room_for_a_verification_is_read_back(spec: StudySpec):
+    limited = NoVerdict("limits_reached", limit="time")
+    spec = replace(spec, ended=replace(spec.ended, no_verdict=limited))
+    assert load_spec(written(spec), ()).ended.no_verdict == limited
+
+
 def test_what_is_written_is_read_back(spec: StudySpec):
     found = load_spec(written(spec), ())
     assert replace(found, problem=spec.problem) == spec

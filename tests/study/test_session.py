@@ -675,3 +675,16 @@ def test_a_search_plans_in_one_thread_and_gives_the_others_back(
         assert blas_threads() == before
     assert seen
     assert set.union(*seen) == {1}
+
+
+def test_where_waiting_until_it_is_quiet_has_no_meaning_it_is_said_once(options):
+    notes: list[str] = []
+    optimize(
+        FormulaRunner(),
+        options,
+        max_probes=2,
+        wait_until_quiet=True,
+        verify=False,
+        on_progress=lambda event: notes.append(event.message) if event.kind == "note" else None,
+    )
+    assert sum("--wait-until-quiet looks at one node only" in each for each in notes) == 1

@@ -215,10 +215,14 @@ class StopReason:
 
 @dataclass(frozen=True)
 class NoVerdict:
-    """Reason, one of `NO_VERDICTS`, why the choice was not launched again, or not often enough."""
+    """Reason, one of `NO_VERDICTS`, why the choice was not launched again, or not often enough.
+
+    `limit` is the kind of the `StopReason` by which no room was left.
+    """
 
     kind: str
     message: str = ""
+    limit: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields that are not empty."""
@@ -385,11 +389,23 @@ NO_VERDICTS = {
     ),
     "no_spread": "the recorded table tells no spread, so measuring again would say the same",
     "stopped": "the search was stopped before",
-    "limits_reached": "the limits leave no room for them",
+    "limits_reached": "{limit} leaves no room for them",
     "spoiled": "launches were spoiled by the node: {message}",
+}
+
+
+#: The limits of `Budget`, as what leaves no room.
+_LIMITS = {
+    "max_probes": "the number of probes that it may make",
+    "probe_budget": "what is left of the probe budget",
+    "search_share": "the share of the training's energy that a search may use",
+    "time": "the time that the search may take",
 }
 
 
 def no_verdict_phrase(reason: NoVerdict) -> str:
     """Return the reason why the choice was not launched again as a phrase."""
-    return NO_VERDICTS[reason.kind].format(message=reason.message)
+    if reason.limit == "stopped":
+        return NO_VERDICTS["stopped"]
+    limit = _LIMITS.get(reason.limit, "a limit of the search")
+    return NO_VERDICTS[reason.kind].format(message=reason.message, limit=limit)

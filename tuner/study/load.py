@@ -152,7 +152,8 @@ def read_end(ended: Mapping[str, Any]) -> SessionEnd:
     no_verdict = None
     found = ended.get("no_verdict")
     if isinstance(found, Mapping) and found.get("kind") in NO_VERDICTS:
-        no_verdict = NoVerdict(found["kind"], str(found.get("message", "")))
+        texts = (str(found.get(name, "")) for name in ("message", "limit"))
+        no_verdict = NoVerdict(found["kind"], *texts)
     time_s = ended.get("time_s")
     if time_s is not None and (type(time_s) not in (int, float) or not abs(time_s) < 2**63):
         raise InvalidValue(f"time_s in {_WHERE}", time_s, "a number")

@@ -516,10 +516,10 @@ class SearchLoop:
 
     # -- probes of a later phase -----------------------------------------------------------------
 
-    def affords(self, configuration: Configuration) -> bool:
-        """Return True if the limits allow a further launch."""
+    def limit_on(self, configuration: Configuration) -> StopReason | None:
+        """Return the limit that forbids a further launch; None if it is allowed."""
         cost_s = self._cost.expected_s(self.records, [configuration])
-        return not self._limit(self.expected_kJ([configuration]), expected_s=cost_s)
+        return self._limit(self.expected_kJ([configuration]), expected_s=cost_s)
 
     def verify(self, configuration: Configuration, why: str) -> ProbeRecord:
         """Launch a configuration again, alone, and return its record. Raises as `run`."""
@@ -566,8 +566,14 @@ class SearchLoop:
 
     def _wait_until_quiet(self) -> None:
         # On this node, where one probe runs at a time, none does now.
+        if not self._settings.wait_until_quiet or self._quiet_left_s <= 0:
+            return
         wait = getattr(self._executor, "wait_until_quiet", None)
-        if not self._settings.wait_until_quiet or self._quiet_left_s <= 0 or wait is None:
+        if wait is None:
+            self._quiet_left_s = 0.0
+            self.note(
+                "--wait-until-quiet looks at one node only: here probes are made without waiting"
+            )
             return
         self._quiet_left_s -= wait(self._quiet_left_s, self.note, self._is_stopped)
 

@@ -243,8 +243,8 @@ def _verify(search: SearchLoop) -> NoVerdict | None:
             return None
         today = state.judge.today
         subject, owner = (today, "today's") if more.of_baseline else (choice, "the choice")
-        if not search.affords(subject.configuration):
-            return NoVerdict("limits_reached")
+        if (limit := search.limit_on(subject.configuration)) is not None:
+            return NoVerdict("limits_reached", limit=limit.kind)
         if reported_choice is None or reported_choice.configuration != choice.configuration:
             reported_choice = choice
             count = f"{more.launches} launch{'es' * (more.launches != 1)}"
