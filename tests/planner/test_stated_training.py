@@ -272,11 +272,48 @@ def test_an_optimizer_or_adapter_of_another_kind_is_doubted() -> None:
     assert "finetuning_type = freeze" in " ".join(training_of_file(write(frozen), 8).doubts)
 
 
+FACTORY_V1 = """model: Qwen/Qwen3-4B
+peft_config: {name: lora, r: 16, target_modules: all}
+dist_config: {name: fsdp2, dcp_path: null}
+train_dataset: data/v1_sft_demo.yaml
+micro_batch_size: 1
+cutoff_len: 2048
+"""
+AUTOMODEL = """step_scheduler: {global_batch_size: 64, local_batch_size: 8}
+model:
+  _target_: nemo_automodel.NeMoAutoModelForCausalLM.from_pretrained
+  pretrained_model_name_or_path: meta-llama/Llama-3.2-1B
+distributed: {strategy: fsdp2}
+"""
+
+
+def test_a_command_whose_file_has_a_schema_that_is_not_read_is_told_so(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    words = ["llamafactory-cli", "train", write(FACTORY_V1)]
+    assert main(["fit", "--cluster", "a100-8", "--", *words]) == 2
+    printed = capsys.readouterr().err
+    assert "LLaMA-Factory's v1 schema, which is not read" in printed
+    assert "model_name_or_path" not in printed
+
+
+def test_a_file_of_data_beside_it_may_be_no_yaml() -> None:
+    data = write("{% for each in rows %}", "rows.yaml")
+    training = training_of_command(["llamafactory-cli", "train", write(FACTORY), f"data={data}"], 8)
+    assert training.framework == "llama-factory"
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
         ("a: 1\n", "has the keys of no framework that is read"),
         ("- a\n", "holds no keys"),
+        (FACTORY_V1, "LLaMA-Factory's v1 schema, which is not read; describe"),
+        (AUTOMODEL, "NeMo Automodel's schema, which is not read"),
+        (
+            "trainer: {devices: 8}\nexp_manager: {}\nmodel: {}\n",
+            "the schema of NeMo's Hydra files, which",
+        ),
         ("apiVersion: v1\nkind: Job\n", "manifest of Kubernetes"),
         ("compute_environment: LOCAL_MACHINE\n", "names no model"),
         (AXOLOTL.replace("micro_batch_size: 2\n", ""), "does not say its micro-batch"),

@@ -23,6 +23,15 @@ from tuner.workload.scripts.script_facts import Launcher
 ENDINGS = (".yaml", ".yml")
 _LAUNCHER = Command(option="--{key} {value}")
 _NEXT = "give the command that trains: tuner fit -- COMMAND"
+#: Schemas that are known and not read: a name, and keys of which a file has one each.
+_NOT_READ = (
+    (
+        "LLaMA-Factory's v1 schema",
+        ("model", "train_dataset", "model_class|dist_config|peft_config|kernel_config"),
+    ),
+    ("NeMo Automodel's schema", ("model", "step_scheduler")),
+    ("the schema of NeMo's Hydra files", ("trainer", "exp_manager")),
+)
 
 
 def is_training_file(text: str) -> bool:
@@ -70,10 +79,21 @@ def _driver_of(data: Any, path: Path) -> Driver:
         )
     if driver := _recognised(data):
         return driver
+    _refuse_schema(data, path)
     if path.suffix == ".json" and is_deepspeed_file(path):
         raise InputError(f"{path} is DeepSpeed's configuration, which names no model; {_NEXT}")
     formats = ", ".join(d.name for d in shipped_drivers() if d.recognised.file)
     raise InputError(f"{path} has the keys of no framework that is read ({formats}); {_NEXT}")
+
+
+def _refuse_schema(data: Mapping[str, Any], path: Path) -> None:
+    """Raise InputError for a file of a schema that is known and not read."""
+    for schema, keys in _NOT_READ:
+        if all({*names.split("|")} & {*data} for names in keys):
+            raise InputError(
+                f"{path} follows {schema}, which is not read; describe what it trains in a job "
+                "file (docs/planning.md), or give the model's config.json to tuner fit"
+            )
 
 
 def _recognised(data: Mapping[str, Any]) -> Driver | None:
@@ -145,12 +165,21 @@ def _require_script(words: Sequence[str], folder: Path) -> None:
 
 
 def _require_files(bound: Bound, words: Sequence[str], folder: Path) -> None:
-    """Raise InputError for a file of keys that the command names and that is not there."""
+    """Raise InputError for a file of keys that the command names, if it is not there or of a
+    schema that is not read."""
     for word in words[1:]:
         value = word.rpartition("=")[2]
         named = Path(value).suffix in (*ENDINGS, ".toml") and not value.startswith("-")
-        if named and "://" not in value and not (folder / value).is_file():
+        if not named or "://" in value:
+            continue
+        if not (folder / value).is_file():
             raise InputError(
                 f"the command of {bound.driver.name} names {value}, and there is no such file in "
                 f"{folder}; start tuner where the command is started"
             )
+        try:
+            data = parsed_file(folder / value)
+        except InputError:  # it may be another's than the framework's, as a template of data
+            continue
+        if isinstance(data, Mapping):
+            _refuse_schema(data, Path(value))
