@@ -108,8 +108,7 @@ def job_of_model(
         "--global-batch": f"{global_batch or BATCH:,} sequences a step",
     }
     unsaid = [option for option, value in given.items() if value is None]
-    words = [chosen[option] for option in unsaid] + ["AdamW in bf16"]
-    how = f"; {' and '.join(unsaid)} change it" if unsaid else ""
+    words = [f"{chosen[option]} ({option})" for option in unsaid] + ["AdamW in bf16"]
     name = text.strip("/").rpartition("/")[2] if file.name == _CONFIG else file.stem
     if name == _CONFIG:
         name = file.resolve().parent.name
@@ -119,7 +118,7 @@ def job_of_model(
         sequence_length=length,
         global_batch=global_batch or BATCH,
     )
-    return job, (f"assumed: {', '.join(words)}, all parameters trained{how}",)
+    return job, (f"assumed: {', '.join(words)}, all parameters trained",)
 
 
 def config_of_model(text: str) -> Mapping[str, Any]:

@@ -173,9 +173,14 @@ def test_a_model_alone_is_answered_with_what_was_assumed(capsys, tmp_path) -> No
     code, out, _ = run(capsys, f"{file.parent} --cluster a100-8")
     assert code == 0
     assert out.startswith("Predicted, not measured: small on a100-8")
-    assert "assumed: 2,048 tokens a sequence, 256 sequences a step, AdamW in bf16" in out
+    assert (
+        "assumed: 2,048 tokens a sequence (--sequence-length), 256 sequences a step "
+        "(--global-batch), AdamW in bf16, all parameters trained\n"
+    ) in out
     assert "whole training" not in out  # of unknown length
     file.write_text(json.dumps(LLAMA), encoding="utf-8")
+    code, out, _ = run(capsys, f"{file} --cluster cpu-2 --sequence-length 512")
+    assert "assumed: 256 sequences a step (--global-batch), AdamW" in out
     code, out, _ = run(capsys, f"{file} --cluster cpu-2 --sequence-length 512 --global-batch 8")
     assert "assumed: AdamW in bf16, all parameters trained\n" in out
 
