@@ -72,17 +72,32 @@ def count(config: Mapping[str, Any]) -> dict[str, Any]:
     import transformers
 
     model_type = config.get("model_type")
+    counted_as = {}
     if model_type not in transformers.CONFIG_MAPPING:
-        return {"failure": UNKNOWN, "transformers": transformers.__version__}
+        model_type = _type_of_class(config)
+        if not model_type:
+            return {"failure": UNKNOWN, "transformers": transformers.__version__}
+        config, counted_as = {**config, "model_type": model_type}, {"counted_as": model_type}
     try:
         model, builders = _model(config)
-        counts = {**_counts(model), "transformers": transformers.__version__}
+        counts = {**_counts(model), **counted_as, "transformers": transformers.__version__}
         if model_type not in DESCRIBED:
             _run_layers(counts["kinds"], builders)
         return counts
     except Exception as error:  # any class may raise anything on sizes that do not match
         text = " ".join(f"{type(error).__name__}: {error}".split())
         return {"failure": FAILED, "why": text[:300], "transformers": transformers.__version__}
+
+
+def _type_of_class(config: Mapping[str, Any]) -> str:
+    """Return the model_type of transformers' class that a configuration of another type names in
+    `architectures`, as Kimi-K2 that of DeepSeek-V3; "" if it names none."""
+    from transformers.models.auto import modeling_auto
+
+    named = config.get("architectures")
+    first = named[0] if isinstance(named, list) and named else None
+    types = modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items()
+    return next((name for name, built in types if built == first), "")
 
 
 def adapters(config: Mapping[str, Any], lora: Mapping[str, Any]) -> dict[str, Any]:
@@ -101,6 +116,8 @@ def adapters(config: Mapping[str, Any], lora: Mapping[str, Any]) -> dict[str, An
     import transformers
 
     version = {"transformers": transformers.__version__}
+    if config["model_type"] not in transformers.CONFIG_MAPPING:
+        config = {**config, "model_type": _type_of_class(config)}
     try:
         model, _ = _model(config)
         held = _Model(model)

@@ -426,6 +426,17 @@ def _other_doubts(
     return doubts
 
 
+def doubt_on_class(report: Mapping[str, Any], model_type: str) -> tuple[str, ...]:
+    """Return the doubt on a model that is counted as the class that its configuration names."""
+    if "counted_as" not in report:
+        return ()
+    return (
+        f"transformers {report['transformers']} has no model_type {model_type}, so that it is "
+        f"counted as {report['class']}, which its architectures name; its own code, which is never "
+        "run, may have more",
+    )
+
+
 def doubts_of_unknown(config: Mapping[str, Any], model_type: str, version: str) -> tuple[str, ...]:
     """Return the doubt on a count by standard keys of a family that transformers does not have."""
     code = " (its own code, which auto_map names, is never run)" if "auto_map" in config else ""

@@ -72,7 +72,10 @@ def facts_in(config: Mapping[str, Any]) -> ModelFacts:
     if report.get("failure") == "unknown":
         doubts = library_count.doubts_of_unknown(config, model_type, report["transformers"])
         return ModelFacts(**describe(*_text_of(config, model_type)), doubts=doubts)
-    facts = ModelFacts(**library_count.facts_in_library(model_type, report))
+    counted_as = str(report.get("counted_as", model_type))
+    facts = ModelFacts(**library_count.facts_in_library(counted_as, report))
+    doubts = library_count.doubt_on_class(report, model_type)
+    facts = replace(facts, model_type=model_type, doubts=(*doubts, *facts.doubts))
     if encoder is None:
         return facts
     vision = _vision_facts(encoder, report["encoder"])

@@ -260,6 +260,23 @@ def test_without_transformers_only_plain_and_included_models_have_sizes(monkeypa
     assert facts_of(load_job("olmoe-1b-7b")).experts == 64
 
 
+def test_a_family_of_its_own_code_is_counted_as_the_class_that_it_names():
+    """Kimi-K2 is built by DeepSeek-V3's class, and its model_type tells it apart."""
+    pytest.importorskip("transformers")
+    sizes = {**SMALL, **LATENT, **EXPERTS}
+    named = {"architectures": ["DeepseekV3ForCausalLM"], "auto_map": {"AutoConfig": "c.Config"}}
+    kimi = ModelFacts.from_config({**sizes, **named, "model_type": "kimi_k2"})
+    same = ModelFacts.from_config({**sizes, "model_type": "deepseek_v3"})
+    assert kimi.parameters == same.parameters
+    assert kimi.active_parameters == same.active_parameters
+    assert "is counted as DeepseekV3ForCausalLM, which its architectures name" in kimi.doubts[0]
+    other = {**sizes, "model_type": "kimi_k2", "architectures": ["KimiForCausalLM"]}
+    assert "has no model_type kimi_k2" in ModelFacts.from_config(other).doubts[0]
+    for bent in (5, [], [None], [["x"]]):
+        strange = {**SMALL, "model_type": "strange", "architectures": bent}
+        assert "counted by the standard keys" in ModelFacts.from_config(strange).doubts[0]
+
+
 def test_a_count_is_kept_until_the_model_or_a_release_is_another(monkeypatch, tmp_path):
     pytest.importorskip("transformers")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
