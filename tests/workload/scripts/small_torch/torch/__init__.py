@@ -30,9 +30,16 @@ class Module:
 
     modules = parameters
 
+    def zero_grad(self, set_to_none=True):
+        pass
+
 
 class _BatchNorm(Module):
     training = False
+
+
+class _ConvNd(Module):
+    pass
 
 
 class GradScaler:
@@ -57,7 +64,12 @@ class _BaseDataLoaderIter:
 hooks = []
 
 
-class SGD:
+class Optimizer:
+    def zero_grad(self, set_to_none=True):
+        pass
+
+
+class SGD(Optimizer):
     """Takes the steps of a training that never converges."""
 
     def __init__(self):
@@ -84,6 +96,9 @@ def backward(loss=None):
 _module("nn", Module=Module)
 _module("nn.modules")
 _module("nn.modules.batchnorm", _BatchNorm=_BatchNorm)
+_module("nn.modules.conv", _ConvNd=_ConvNd)
+_module("backends")
+_module("backends.cudnn", benchmark=False, deterministic=False)
 _module("autograd", backward=backward)
 _module("amp", GradScaler=GradScaler)
 _module("compiler", is_compiling=lambda: False)
@@ -91,12 +106,16 @@ _module("cuda", is_available=lambda: False)
 _module("utils")
 _module("utils.data")
 _module("utils.data.dataloader", _BaseDataLoaderIter=_BaseDataLoaderIter)
-_module("optim", SGD=SGD)
+_module("optim", Optimizer=Optimizer, SGD=SGD)
 _module("optim.optimizer", register_optimizer_step_post_hook=hooks.append)
 
 
 def is_grad_enabled():
     return True
+
+
+def are_deterministic_algorithms_enabled():
+    return False
 
 
 def get_num_threads():
