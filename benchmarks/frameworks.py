@@ -139,6 +139,18 @@ SAMPLES = (
         ("nemo-automodel==0.7.0",),
     ),
     Sample(
+        "torchtune",
+        "torchrun --nproc-per-node 8 full_finetune.py --config f.yaml",
+        {
+            "full_finetune.py": "from torchtune import config\n",
+            "f.yaml": "tokenizer:\n  max_seq_len: 64\nmodel:\n  _component_: "
+            "torchtune.models.llama3_2.llama3_2_1b\ncheckpointer:\n  checkpoint_dir: weights\n"
+            "optimizer:\n  _component_: torch.optim.AdamW\n  fused: true\n"
+            "batch_size: 2\ngradient_accumulation_steps: 1\nmax_steps_per_epoch: 9\n",
+        },
+        ("torchtune==0.6.1",),
+    ),
+    Sample(
         "megatron-bridge",
         "torchrun --nproc-per-node 8 run.py train.micro_batch_size=2 train.global_batch_size=64 "
         "model.tensor_model_parallel_size=2",

@@ -85,7 +85,8 @@ def test_the_watch_notices(tmp_path: Path, used: str) -> None:
 def test_nothing_evaluates_or_unpickles_what_a_file_says() -> None:
     """By what the sources call: no eval, exec, pickle, marshal or shell in the packages.
 
-    YAML is only parsed, or loaded and written as plain data.
+    YAML is only parsed, or loaded and written as plain data. The contract test of a route, which
+    the tests of a plug-in inherit, pickles a job of its own making and reads that back.
     """
     import ast
 
@@ -95,6 +96,8 @@ def test_nothing_evaluates_or_unpickles_what_a_file_says() -> None:
     plain = {"parse", "compose", "safe_load", "SafeLoader", "safe_dump", "YAMLError"}
     for package in ("search_spaces", "workload", "models", "tuner"):
         for path in (root / package).rglob("*.py"):
+            if path == root / "tuner/testing/routes.py":
+                continue
             for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
                 if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                     assert node.func.id not in banned, f"{path}:{node.lineno}"

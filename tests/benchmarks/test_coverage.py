@@ -43,7 +43,10 @@ def test_a_study_is_judged_by_the_truth_it_cannot_see() -> None:
     assert any(found.on_front)
     assert not all(found.on_front)
     nothing = Interval(0.0, 1e-12)
-    wrong = [replace(p, time_interval_s=nothing) for p in result.points]
+    wrong = []
+    for point in result.points:
+        assert point.estimate is not None
+        wrong.append(replace(point, estimate=point.estimate._replace(time_interval_s=nothing)))
     assert not any(judge(truth, replace(result, points=tuple(wrong))).time)
 
 
