@@ -77,13 +77,14 @@ def probe(planner: CandidatePlanner, records: list[ProbeRecord]) -> ProbePlan:
 # -- plans ---------------------------------------------------------------------------------------
 
 
-def test_the_surrogates_choose_from_the_first_measurement_on() -> None:
-    planner = CandidatePlanner(CANDIDATES, seed=0)
+def test_the_start_spreads_over_launches_and_then_the_surrogates_choose() -> None:
+    planner = CandidatePlanner(CANDIDATES, seed=0)  # of 48 launches, whose fourth root is 2
     records: list[ProbeRecord] = []
-    start = probe(planner, records)
-    assert start.reason == "nothing is measured yet"
-    assert math.isinf(start.expected_gain)
-    assert len(start.live) == 1
+    start = [probe(planner, records) for _ in range(2)]
+    assert len({plan.launch for plan in start}) == 2
+    assert {plan.reason for plan in start} == {"space-filling start"}
+    assert all(math.isinf(plan.expected_gain) for plan in start)
+    assert all(1 <= len(plan.live) <= 3 for plan in start)
     later = probe(planner, records)
     assert later.reason == "expected improvement"
     assert later.expected_gain > 0

@@ -11,6 +11,7 @@ from tests.support.studies import measured, record
 from tuner.models.surrogate.features import FeatureMap
 from tuner.models.surrogate.surrogates import Surrogates
 from tuner.problem.problem import ProbeCost
+from tuner.search.candidate_planner import farthest
 from tuner.search.joint_draws import (
     LIVE_DRAWN,
     OPEN_DRAWN,
@@ -132,6 +133,16 @@ def test_the_launches_with_the_most_to_gain_are_drawn_and_the_running_one_is() -
     assert 2 in kept.launch_of
     for launch in np.unique(kept.launch_of):  # a launch is drawn whole
         assert (kept.launch_of == launch).sum() == (many.launch_of == launch).sum()
+
+
+def test_farthest_fills_space() -> None:
+    points = np.array([[0.0], [0.1], [0.5], [0.9], [1.0]])
+    rng = np.random.default_rng(0)
+    every = np.arange(5)
+    assert farthest(points, np.empty((0, 1)), allowed=every, rng=rng) == 2
+    assert farthest(points, points[[0]], allowed=every, rng=rng) == 4
+    assert farthest(points, points[[0, 4]], allowed=every, rng=rng) == 2
+    assert farthest(points, points[[0]], allowed=np.array([1, 2]), rng=rng) == 2
 
 
 def test_a_cost_is_a_plain_frozen_value() -> None:

@@ -18,6 +18,22 @@ from tuner.search_spaces.space import Candidates
 from tuner.workload.records.probe import ProbeRecord, ProbeRequest
 
 
+@pytest.mark.parametrize("few_probes", [True, False])
+def test_few_probes_go_on_in_the_first_launch_and_spread_over_none(few_probes: bool) -> None:
+    candidates = Candidates.from_configurations(
+        Configuration.of(micro_batch=m, clock_MHz=c)
+        for m in range(1, 31)
+        for c in (600, 1000, 1400)
+    )
+    first = candidates.configurations[2]
+    request = ProbeRequest("p0000", first.launch, (first.live,))
+    record = ProbeRecord(request, (measured(first.live, time_s=1.0, power_W=200.0),), METER)
+    planner = CandidatePlanner(candidates, few_probes=few_probes, seed=0)
+    plan = planner.plan(PlanningState((record,)))
+    assert plan is not None
+    assert (plan.reason == "space-filling start") != few_probes
+
+
 def test_of_few_probes_none_goes_to_the_one_value_that_crashed() -> None:
     candidates = Candidates.from_configurations(EVERY)
     records = records_of((0, None), (3, ERROR))

@@ -6,6 +6,7 @@ what the running launch measured, the further settings that are worth their wind
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ import numpy as np
 
 from tuner.models.memory_margin import LIKELY_FROM, learned_margin
 from tuner.models.surrogate.features import FeatureMap
-from tuner.models.surrogate.gaussian_process import first_best
+from tuner.models.surrogate.gaussian_process import TOLERANCE, first_best
 from tuner.models.surrogate.surrogates import Surrogates
 from tuner.search.evidence import (
     LAST,
@@ -41,10 +42,25 @@ if TYPE_CHECKING:
     from tuner.models.prior import Prior
     from tuner.search_spaces.space import Candidates
 
+#: Distinct launches that are measured before the surrogates choose, at most.
+START_LAUNCHES = 6
 #: In a search of a few probes the joules of a launch count this many times where another is up.
 DEAR = 100.0
 #: Launches in flight, as a share of the measured ones, beyond which a probe waits for results.
 IN_FLIGHT_SHARE = 0.4
+
+
+def farthest(
+    points: np.ndarray, chosen: np.ndarray, *, allowed: np.ndarray, rng: np.random.Generator
+) -> int:
+    """Return the allowed row of (n, d) points that is farthest from all chosen rows (maximin)."""
+    if len(chosen):
+        apart = points[allowed][:, None, :] - chosen[None, :, :]
+        distance = np.linalg.norm(apart, axis=2).min(axis=1)
+    else:
+        distance = -np.linalg.norm(points[allowed] - points.mean(axis=0), axis=1)
+    ties = np.flatnonzero(distance >= distance.max() - 1e-9)
+    return int(allowed[rng.choice(ties)])
 
 
 def waiting_pays(in_flight: int, most: float, measured: int, idle_share: float) -> bool:
@@ -67,10 +83,10 @@ class CandidatePlanner(ProbePlanner):
         memory_bytes: of one device; with a prior, a launch that is unlikely to fit is worth less,
             and one that hardly can is not proposed. None if unknown.
         first: configurations to probe before any other, in this order.
-        few_probes: none is to spare for what crashes more likely than not, and a launch is hardly
-            left for another one. Without a prior that of the first record with twice its
-            micro-batch is probed next or, where it is the largest, at the middle one of its live
-            settings.
+        few_probes: none is to spare for a start that spreads over the space, which pays off later,
+            nor for what crashes more likely than not, and a launch is hardly left for another
+            one. Without a prior that of the first record with twice its micro-batch is probed next
+            or, where it is the largest, at the middle one of its live settings.
     """
 
     estimates_gain = True
@@ -97,6 +113,14 @@ class CandidatePlanner(ProbePlanner):
         if prior is not None and memory_bytes is not None:
             firsts = [self._configurations[rows[0]] for rows in self._members]
             self._predicted_bytes = np.asarray(prior.predict(firsts).memory_bytes, dtype=float)
+        # Features of each launch, (launches, dimension): the live knobs averaged out.
+        self._launch_features = np.vstack(
+            [self.features.matrix[rows].mean(axis=0) for rows in self._members]
+        )
+        self._start_launches = self._promising_launches()
+        launches = len(self._members)
+        spread = min(START_LAUNCHES, math.floor(launches**0.25 + 1e-9))
+        self._start_count = 1 if few_probes else spread
         self.slack_limits = SlackLimits(self._configurations, self._launch_of)
         self.unreached_clocks = UnreachedClocks(self._configurations)
         self.crash_causes = CrashCauses(candidates.launches)
@@ -124,8 +148,9 @@ class CandidatePlanner(ProbePlanner):
             more = self._extendable(wanted, closed)
             return self._plan_of(wanted, "to be tried first", extendable=more)
         closed = closed | self._put_last(closed, trains < LAST)
-        if not observations.measured:
-            return self._start_plan(observations, closed, chances)
+        launched, fresh = self._launches(observations, closed)
+        if self._starting(observations, fresh) or not observations.measured:
+            return self._start_plan(closed, launched, fresh, chances)
         return self._improvement_plan(state, observations, closed, chances)
 
     def plan_continuation(self, state: PlanningState, so_far: ProbeRecord) -> ProbePlan | None:
@@ -142,8 +167,8 @@ class CandidatePlanner(ProbePlanner):
         first = self.candidates.find(so_far.request.configurations()[0])
         if first is None or not observations.measured:
             return None
-        running = int(self._launch_of[first])
-        if closed[self._members[running]].all():
+        running, (_, fresh) = int(self._launch_of[first]), self._launches(observations, closed)
+        if closed[self._members[running]].all() or self._starting(observations, fresh):
             return None
         plan = self._improvement_plan(state, observations, closed, chances, running_launch=running)
         return plan if plan and plan.launch == so_far.request.launch else None
@@ -157,10 +182,9 @@ class CandidatePlanner(ProbePlanner):
         observations = self._observe(state)
         measured = {int(self._launch_of[m.candidate]) for m in observations.measured}
         in_flight = {int(self._launch_of[i]) for i in observations.pending}
-        # Before there are results the fourth root of the number of launches may run.
-        if (len(measured | in_flight) + 1) ** 4 <= len(self._members):
+        if not in_flight or len(measured | in_flight) < self._start_count:
             return False
-        most = max(1.0, IN_FLIGHT_SHARE * len(measured))
+        most = max(1.0, IN_FLIGHT_SHARE * max(len(measured), 1))
         return waiting_pays(len(in_flight), most, len(measured), state.idle_share)
 
     def _to_try(self, records: Sequence[ProbeRecord], closed: np.ndarray) -> list[int]:
@@ -184,6 +208,18 @@ class CandidatePlanner(ProbePlanner):
             return [min(larger, key=lambda c: c.micro_batch)]
         others = [c for c in self._configurations if c.launch == today.launch and c != today]
         return others[len(others) // 2 :][:1]
+
+    def _launches(
+        self, observations: Observations, closed: np.ndarray
+    ) -> tuple[set[int], list[int]]:
+        tried = {int(self._launch_of[i]) for i in observations.closed.union(observations.pending)}
+        tried |= observations.failed_launches
+        some_open = [launch for launch, rows in enumerate(self._members) if not closed[rows].all()]
+        return tried, [launch for launch in some_open if launch not in tried]
+
+    def _starting(self, observations: Observations, fresh: list[int]) -> bool:
+        useful = [*(m.candidate for m in observations.measured), *observations.pending]
+        return len(set(self._launch_of[useful])) < self._start_count and bool(fresh)
 
     def _trains(self, records: Sequence[ProbeRecord], observations: Observations) -> np.ndarray:
         """Return the probability of each launch neither to crash nor to run out of memory, by what
@@ -210,24 +246,38 @@ class CandidatePlanner(ProbePlanner):
         margin = learned_margin(self._memory_bytes, self._predicted_bytes, observations.peak_bytes)
         return margin.probability_of_fitting(self._predicted_bytes)[self._launch_of]
 
+    def _promising_launches(self) -> np.ndarray:
+        # With a prior the better half by predicted energy x time of their best setting, else all.
+        every = np.arange(len(self._members))
+        if not self.features.priors:
+            return every
+        log = self.features.prior_log(self._configurations)
+        product = 2 * log[:, 0] + log[:, 1]  # log (E t) = log (t P t)
+        best = np.array([product[rows].min() for rows in self._members])
+        return every[best <= np.median(best) + TOLERANCE]
+
     def _start_plan(
-        self, observations: Observations, closed: np.ndarray, chances: np.ndarray
+        self, closed: np.ndarray, tried: set[int], fresh: list[int], chances: np.ndarray
     ) -> ProbePlan:
-        # The launch that the prior ranks first by energy times time, or any, at its lowest setting:
-        # power is least there, and so are the joules of the launch and of the window.
-        pending = np.isin(self._launch_of, self._launch_of[observations.pending])
-        rows = np.flatnonzero(~closed & ~pending)
-        rows = rows if len(rows) else np.flatnonzero(~closed)
-        rows = rows[chances[rows] >= min(LIKELY_FROM, chances[rows].max())]
-        launch = self._launch_of[self._rng.choice(rows)]
-        if self.features.priors:
-            log_time, log_power = self.features.prior_log(rows).T
-            launch = self._launch_of[rows[first_best(-2 * log_time - log_power)]]
-        rows = rows[self._launch_of[rows] == launch]
-        rows = rows[chances[rows] >= chances[rows].max()]
-        first = int(rows[first_best(-self.features.matrix[rows].sum(axis=1))])
-        more = self._extendable([first], closed)
-        return self._plan_of([first], "nothing is measured yet", extendable=more)
+        allowed = np.array(fresh or np.unique(self._launch_of[~closed]), dtype=int)
+        best = np.array([chances[self._members[i]].max() for i in allowed])
+        allowed = allowed[best >= min(LIKELY_FROM, best.max())]
+        promising = np.intersect1d(allowed, self._start_launches)
+        launch = farthest(
+            self._launch_features,
+            self._launch_features[sorted(tried)],
+            allowed=promising if len(promising) else allowed,
+            rng=self._rng,
+        )
+        rows = self._members[launch]
+        rows = rows[~closed[rows] & (chances[rows] >= chances[rows].max())]
+        matrix = self.features.matrix[rows]
+        # The lowest setting first: power is least there, and so are the joules of the launch and of
+        # the window. The first windows of the launches that follow are at low settings for the
+        # same reason, so launches are compared at like settings.
+        members = [int(rows[first_best(-matrix.sum(axis=1))])]
+        extendable = self._extendable(members, closed)
+        return self._plan_of(members, "space-filling start", extendable=extendable)
 
     def _improvement_plan(
         self,
