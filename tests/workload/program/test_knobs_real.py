@@ -84,12 +84,12 @@ video dp4 mb1 fsdp2 hsdp2 ckpt-full
 #: Other models and a precision.
 OTHERS = """
 dense dp4 mb1 zero3 hpz2
+sparse1 dp2 ep2 zero1
 lora dp2 zero3 ckpt-full
 dense-bf16 pp2 ckpt-full
 """
 MORE_OTHERS = """
 dense pp2
-sparse1 dp2 ep2 zero1
 opt tp2
 qwen sp4 zero1
 """
