@@ -300,14 +300,14 @@ def test_several_in_flight_never_repeat_one_another_and_save_time(options, tmp_p
             return record
 
     executor = Watched(FormulaRunner(), capacity=4)
-    limits = {"cluster": "cpu-2", "max_probes": 14, "verify": False}
+    limits = {"cluster": "cpu-2", "max_probes": 9, "verify": False}
     together = run_optimize(LONG_JOB, executor=executor, **options, **limits)
     assert executor.most >= 3
     options["name"] = "serial"
     one = SimulatedExecutor(FormulaRunner(), capacity=1)
     alone = run_optimize(LONG_JOB, executor=one, **options, **limits)
     assert together.spent.time_s < 0.8 * alone.spent.time_s
-    assert together.spent.probes == alone.spent.probes == 14
+    assert together.spent.probes == alone.spent.probes == 9
 
 
 @pytest.mark.long
