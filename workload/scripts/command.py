@@ -27,6 +27,7 @@ from tuner.search_spaces.fields import check_options, option, whole_number
 from tuner.search_spaces.knob_declarations import Knob
 from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.plugins import not_installed
+from tuner.search_spaces.safe_files import read_text
 from tuner.workload.hook.attachment import program_words
 from tuner.workload.scripts import SOCKET
 from tuner.workload.scripts.script_facts import ASSIGNMENT, LAUNCH, PLACEHOLDER, Framework, Launcher
@@ -233,7 +234,7 @@ def meets_nowhere(words: Sequence[str], cwd: str | Path) -> bool:
     """Return True if a script certainly makes no process group of several ranks.
 
     No word of it speaks of one, nor of the modules beside it that it imports, and it imports
-    nothing else but plain packages (`_PLAIN`).
+    nothing else but plain packages (`_PLAIN`). Of files that cannot be read nothing is certain.
     """
     text = _source(words, cwd)
     if not text:
@@ -243,7 +244,7 @@ def meets_nowhere(words: Sequence[str], cwd: str | Path) -> bool:
         text = left.pop()
         try:
             names = _imported(ast.parse(text))
-        except (SyntaxError, ValueError):
+        except (SyntaxError, ValueError, RecursionError):
             return False
         if _MEETING.search(text) or "importlib" in text or len(seen) > _MOST_FILES:
             return False
@@ -253,7 +254,10 @@ def meets_nowhere(words: Sequence[str], cwd: str | Path) -> bool:
                 return False
             new = [file for file in inside if file not in seen]
             seen.update(new)
-            left += [file.read_text(encoding="utf-8", errors="replace") for file in new]
+            try:
+                left += map(read_text, new)
+            except (OSError, ValueError):
+                return False
     return True
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -267,6 +268,23 @@ def test_a_second_rank_is_not_tried_where_nothing_makes_a_process_group(
     assert ("it makes no process group" in job.frame.ranks_stay) is stay
     two = Script("torchrun --nproc_per_node=2 train.py", cwd=tmp_path)
     assert not blank_job(two, CPU).frame.ranks_stay  # who starts two has two
+
+
+def test_of_what_cannot_be_read_beside_a_script_nothing_is_said(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import torch\nfrom net import Net")
+    (tmp_path / "net").mkdir()
+    (tmp_path / "net" / "__init__.py").write_text("import torch.nn as nn")
+    script = Script("python train.py", cwd=tmp_path)
+    assert "it makes no process group" in blank_job(script, CPU).frame.ranks_stay
+    odd = tmp_path / "net" / "odd.py"
+    for make, remove in (
+        (odd.mkdir, odd.rmdir),
+        (lambda: odd.symlink_to(tmp_path / "nowhere"), odd.unlink),
+        (lambda: os.mkfifo(odd), odd.unlink),
+    ):
+        make()
+        assert not blank_job(script, CPU).frame.ranks_stay
+        remove()
 
 
 def test_a_failure_on_other_ranks_leaves_the_split_that_one_rank_shows(tmp_path: Path) -> None:
