@@ -1,5 +1,5 @@
 import time
-from itertools import chain, repeat
+from itertools import chain, cycle, repeat
 
 import pytest
 
@@ -164,6 +164,20 @@ def test_waiting_ends_by_its_limit_and_says_what_still_uses_the_machine(monkeypa
     waiting = "waiting until this machine is quiet: other processes use 63 % of the cores"
     assert [words.startswith(waiting) for words in told] == [True, True, True, False]
     assert told[-1].endswith("measured all the same")
+
+
+@pytest.mark.parametrize(
+    ("load", "said"),
+    [
+        (BUSY, "other processes use 63 % of the cores after 50 s: measured all the same"),
+        (GPU, "GPU 0 is used by process 7 after 50 s: measured all the same"),
+    ],
+)
+def test_what_comes_and_goes_until_the_limit_is_named(load, said, monkeypatch):
+    told: list[str] = []
+    executor = InlineExecutor(Watched(cycle([load, QUIET]), monkeypatch))
+    assert executor.wait_until_quiet(50.0, told.append, lambda: False) == 50.0
+    assert told[-1] == said
 
 
 def test_waiting_ends_when_the_search_is_stopped(monkeypatch):

@@ -17,7 +17,6 @@ from tuner.formatting import (
 )
 from tuner.problem.settings import UNFINISHED, no_verdict_phrase
 from tuner.search_spaces.configuration import Configuration
-from tuner.workload.node.host import CONTENTION_SHARE
 
 #: Probability from which on a candidate is said to be probably better: "likely" on the scale of
 #: Mastrandrea et al. (2010, guidance note for lead authors of the IPCC's fifth report), below which
@@ -140,7 +139,7 @@ def _busy(result: Answer) -> str:
     if load is None:
         return ""
     cores = f"other processes used {percent(load.share)} of the cores"
-    found = " and ".join(filter(None, [cores * (load.share > CONTENTION_SHARE), load.device]))
+    found = " and ".join(filter(None, [cores * load.on_cores, load.device]))
     return f"{found}: measure again when it is quiet (--wait-until-quiet)"
 
 

@@ -112,15 +112,16 @@ class InlineExecutor:
         `QUIET_LOOKS`, for a load that comes and goes is one. It ends after `limit_s`, or as soon as
         the search is `stopped`.
         """
-        began_s, told_s, quiet, looks = time.monotonic(), -math.inf, 0, 0
+        began_s, told_s, quiet = time.monotonic(), -math.inf, 0
         watch: Callable[[float], ForeignLoad] | None
         if (watch := getattr(self._runner, "foreign_load", None)) is None:
             return 0.0
+        load: ForeignLoad | None = None  # of the last look that was not quiet
         while True:
-            load = watch(LOOK_S)
-            waited_s, looks = time.monotonic() - began_s, looks + 1
-            quiet = 0 if load.notes else quiet + 1
-            if quiet == looks == 1 or quiet >= QUIET_LOOKS:
+            look = watch(LOOK_S)
+            waited_s = time.monotonic() - began_s
+            load, quiet = (look, 0) if look.notes else (load, quiet + 1)
+            if load is None or quiet >= QUIET_LOOKS:
                 if told_s >= 0:
                     announce(f"quiet after {duration(waited_s)}")
                 return waited_s
@@ -129,7 +130,7 @@ class InlineExecutor:
             if waited_s >= limit_s:
                 announce(f"{_others(load)} after {duration(waited_s)}: measured all the same")
                 return waited_s
-            if load.notes and waited_s - told_s >= TOLD_EVERY_S:
+            if not quiet and waited_s - told_s >= TOLD_EVERY_S:
                 told_s = waited_s
                 announce(
                     f"waiting until this machine is quiet: {_others(load)}; at most "
@@ -147,7 +148,7 @@ class InlineExecutor:
 def _others(load: ForeignLoad) -> str:
     # "other processes use 63 % of the cores, GPU 0 is used by process 4242"
     cores = f"other processes use {percent(load.share)} of the cores"
-    return ", ".join(filter(None, [cores, load.device]))
+    return ", ".join(filter(None, [cores * load.on_cores, load.device]))
 
 
 class SharedRunner:

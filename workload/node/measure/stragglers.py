@@ -385,15 +385,20 @@ class ForeignLoad:
     device: str = ""
 
     @property
+    def on_cores(self) -> bool:
+        """Whether others use so much of the cores that it matters."""
+        return self.share > CONTENTION_SHARE
+
+    @property
     def notes(self) -> tuple[str, ...]:
         """Phrases on the use of the devices by others; empty if too little to matter."""
         cores = f"other processes used {self.share:.0%} of the cores meanwhile"
-        return (*([cores] if self.share > CONTENTION_SHARE else []), *filter(None, [self.device]))
+        return (*([cores] if self.on_cores else []), *filter(None, [self.device]))
 
     @property
     def error(self) -> float:
         """Relative standard error that it adds to step time and power."""
-        cores = -math.log(1 - min(self.share, MOST)) if self.share > CONTENTION_SHARE else 0.0
+        cores = -math.log(1 - min(self.share, MOST)) if self.on_cores else 0.0
         return math.hypot(cores, DEVICE_ERROR if self.device else 0.0)
 
     def widened(self, measured: Measurement) -> Measurement:
