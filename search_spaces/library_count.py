@@ -98,7 +98,6 @@ def adapters_in_library(config: Mapping[str, Any], lora: LoRA) -> Mapping[str, A
         InputError: torch or transformers is not installed or cannot build the model, or the model
             has no such layer.
     """
-    asked = {**asdict(lora), "names": lora.names}
     of_run = _key_of_adapters(config, lora)
     if not is_installed():
         if of_run in _COUNTS_OF_RUNS:
@@ -109,7 +108,7 @@ def adapters_in_library(config: Mapping[str, Any], lora: LoRA) -> Mapping[str, A
             "transformers"
         )
     key = hashlib.sha256(f"{of_run} {_release('peft')}".encode()).hexdigest()
-    report = _counted(key, json.dumps({"config": config, "adapters": asked}))
+    report = _counted(key, json.dumps({"config": config, "adapters": _asked(lora)}))
     if "failure" in report:
         raise InputError(
             f"LoRA on {lora.targets} cannot be counted on the {config['model_type']} model of "
@@ -125,9 +124,12 @@ def adapters_in_library(config: Mapping[str, Any], lora: LoRA) -> Mapping[str, A
     return report
 
 
+def _asked(lora: LoRA) -> dict[str, Any]:
+    return {**asdict(lora), "names": lora.names}
+
+
 def _key_of_adapters(config: Mapping[str, Any], lora: LoRA) -> str:
-    asked = [key_of(config), {**asdict(lora), "names": lora.names}]
-    return hashlib.sha256(json.dumps(asked).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([key_of(config), _asked(lora)]).encode()).hexdigest()
 
 
 def _release(package: str) -> str:

@@ -222,7 +222,7 @@ def import_runs(
 ) -> tuple[RunFolder, str]:
     """Make a run folder of past runs; return it and a sentence on how columns were read.
 
-    Arguments and errors are those of `tuner.api.front_of_csv`.
+    Arguments and errors are those of `front_of_csv`.
     """
     from tuner.problem.settings import SearchSettings, StopReason
     from tuner.problem.study_spec import SessionEnd, StudySpec

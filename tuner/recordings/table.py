@@ -13,7 +13,7 @@ import statistics
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from tuner.executors.local import draws
 from tuner.recordings.csv_files import (
@@ -42,9 +42,6 @@ from tuner.workload.records.probe import (
     Scope,
 )
 from tuner.workload.records.trace import read_trace
-
-if TYPE_CHECKING:
-    pass
 
 #: Bounds of a plausible time (s), energy (J) or power (W).
 LEAST, MOST = 1e-12, 1e15

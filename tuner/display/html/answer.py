@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from tuner.answer.choice import as_shown, carbon_g, cost_of, ratios_to
+from tuner.answer.choice import as_shown, carbon_g, cost_of
 from tuner.answer.choice_grid import choice_grid
 from tuner.answer.parts import Point
 from tuner.display.advice import details, evidence_sentence, headline
@@ -112,11 +112,10 @@ def _shown_points(view: View) -> list[dict[str, Any]]:
 
 def _changes(view: View, point: Point) -> dict[str, Line]:
     # A point's figures against today's; in grey where there may be no difference.
-    judge = view.result.judged
-    if (found := judge.differences(point)) is None:
+    judge, ratios = view.result.judged, view.ratios(point)
+    if ratios is None or (found := judge.differences(point)) is None:
         return {}
     (energy, time), today = found, judge.today
-    ratios = ratios_to(as_shown(today), as_shown(point))
     mine, theirs = point.power_interval_W, today.power_interval_W
     overlap = mine and theirs and mine[0] <= theirs[1] and theirs[0] <= mine[1]
     return {
