@@ -248,3 +248,31 @@ def write(path: Path) -> None:
 if __name__ == "__main__":
     for name in sys.argv[1:]:
         write(Path(name))
+
+
+def _named_files(page: str) -> list[str]:
+    # Of the table of the core: a file without a folder stands beside the one before it.
+    found = []
+    for row in re.findall(r"^\| [^|]+ \| ([^|]*\.py`[^|]*) \|", page, re.M):
+        folder = ""
+        for name in re.findall(r"`([\w/]+\.py)`", row):
+            folder = name.rpartition("/")[0] if "/" in name else folder
+            found.append(name if "/" in name else f"{folder}/{name}")
+    return found
+
+
+def _modules_to_begin_with(page: str) -> list[str]:
+    # Of the table of packages, which are parts of `tuner` or links in it.
+    rows = re.findall(r"^\| `([\w.]+)`[^|]* \| [^|]*\? \| ([^|]*) \|$", page, re.M)
+    names = ((package, name) for package, cell in rows for name in re.findall(r"`(\w+)`", cell))
+    return [f"tuner/{package.replace('.', '/')}/{name}" for package, name in names]
+
+
+def test_the_architecture_page_names_files_that_there_are() -> None:
+    page = (ROOT / "docs" / "develop" / "architecture.md").read_text(encoding="utf-8")
+    files, modules = _named_files(page), _modules_to_begin_with(page)
+    assert len(files) > 20
+    assert len(modules) > 50
+    assert [name for name in files if not (ROOT / name).is_file()] == []
+    gone = [n for n in modules if not ((ROOT / n).exists() or (ROOT / f"{n}.py").exists())]
+    assert gone == ["tuner/result/Result"]  # a class
