@@ -66,14 +66,15 @@ class Breakdown:
     """Parts of one configuration's time, energy and memory that are not zero, largest first.
 
     The time is that of the busiest stage: its parts of every micro-batch, its wait (the pipeline's
-    bubble), and the terms that occur once per step.
+    bubble), and the terms that occur once per step. `clock_MHz` is None of a device whose clocks
+    are unknown.
     """
 
     step_time_s: float
     energy_J: float
     memory_bytes: float
     host_memory_bytes: float
-    clock_MHz: float
+    clock_MHz: float | None
     time_s: Mapping[str, float]
     joules: Mapping[str, float]
     memory: Mapping[str, float]
@@ -246,12 +247,14 @@ class AnalyticModel:
         time["pipeline bubble"] = max(0.0, float(step[0]) - sum(time.values()))
         fullest = int(memory.device[0].argmax())
         clock = float(clocks[0] @ group.stages.count / group.stages.count.sum())
+        device = self.cluster.device
+        known = bool(device.clocks_MHz or device.default_clock_MHz)
         return Breakdown(
             step_time_s=float(step[0]),
             energy_J=sum(float(value[0]) for value in joules.values()),
             memory_bytes=float(memory.device[0, fullest]),
             host_memory_bytes=float(memory.host[0].max()),
-            clock_MHz=clock * self._top_MHz,
+            clock_MHz=clock * self._top_MHz if known else None,
             time_s=_largest_first(time),
             joules=_largest_first({name: float(value[0]) for name, value in joules.items()}),
             memory=_largest_first({n: float(getattr(memory, n)[0, fullest]) for n in DEVICE_PARTS}),

@@ -35,6 +35,14 @@ def test_a_job_that_does_not_fit_gets_a_change(capsys: pytest.CaptureFixture[str
     assert "none fits" in out
 
 
+def test_clocks_that_are_unknown_are_not_said(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a device by its data sheet alone no clock is known, and it does not run at 1 MHz."""
+    _, out, _ = run(capsys, "opt-350m --cluster 8xB300")
+    assert "MHz" not in out
+    assert json.loads(run(capsys, "opt-350m --cluster 8xB300 --json")[1])["clock_MHz"] is None
+    assert ", devices at 1410 MHz" in run(capsys, "opt-350m --cluster a100-8")[1]
+
+
 def test_json_has_bytes_and_changes(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "qwen2.5-7b dp8 mb2 zero1 --cluster a100-40gb-8 --json")
     said = json.loads(out)

@@ -313,7 +313,7 @@ def cost_lines(forecast: Forecast) -> list[str]:
     return [
         f"  {b.step_time_s:.4g} s a step, {b.power_W:,.0f} W ({charged}), "
         f"{energy_text(b.energy_J / 1e3)} a step"
-        + (f", devices at {b.clock_MHz:.0f} MHz" if cluster.device.is_gpu else ""),
+        + (f", devices at {b.clock_MHz:.0f} MHz" if cluster.device.is_gpu and b.clock_MHz else ""),
         *whole,
         *(_corrected_lines(forecast) if forecast.corrected else []),
     ]
