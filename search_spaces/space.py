@@ -99,7 +99,7 @@ class Candidates:
     @cached_property
     def _launch_positions(self) -> dict[Settings, int]:
         exact = {launch: i for i, launch in enumerate(self.launches)}
-        return {_plain(launch): i for launch, i in exact.items()} | exact
+        return {without_defaults(launch): i for launch, i in exact.items()} | exact
 
     @cached_property
     def _live_positions(self) -> dict[tuple[Settings, ...], dict[Settings, int]]:
@@ -123,7 +123,9 @@ class Candidates:
 
     def _launch_position(self, launch: Settings) -> int | None:
         position = self._launch_positions.get(launch)
-        return self._launch_positions.get(_plain(launch)) if position is None else position
+        return (
+            self._launch_positions.get(without_defaults(launch)) if position is None else position
+        )
 
     def find(self, configuration: Configuration) -> int | None:
         """Return the position of a configuration, or None; see `index_of`."""
@@ -152,7 +154,8 @@ class Candidates:
         return index
 
 
-def _plain(launch: Settings) -> Settings:
+def without_defaults(launch: Settings) -> Settings:
+    """Return launch settings without those that are defaults, which start the same if left out."""
     return Settings({n: v for n, v in launch.items() if n not in KNOBS or KNOBS[n].default != v})
 
 

@@ -120,6 +120,18 @@ def test_sizes_have_their_own_choice_and_a_knee(runs: Path) -> None:
     assert "How many GPUs" in found.report_path.read_text(encoding="utf-8")
 
 
+def test_today_is_no_second_point_beside_its_own_setting_with_defaults_spelled_out(
+    runs: Path,
+) -> None:
+    """The default space of so large a model has groups within which ZeRO shards: today has one."""
+    found = tuner.plan("qwen2.5-7b", cluster="4xH20", name="twin", runs_dir=runs, report=False)
+    assert found.baseline is not None
+    assert "zero_hpz_partition_size" in found.points[-1].configuration.launch
+    alike = [p for p in found.points if p.configuration.short == found.baseline.configuration.short]
+    assert alike == [found.baseline]
+    assert "#" not in "\n".join(answer_lines(found))  # nothing else to choose
+
+
 def test_probes_begin_with_the_baseline(planned: Result) -> None:
     assert planned.plan is not None
     assert planned.baseline is not None

@@ -73,7 +73,7 @@ from tuner.search_spaces.fields import read_fields, strict_json
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.model_facts import facts_of
 from tuner.search_spaces.safe_files import read_bytes, write_text
-from tuner.search_spaces.space import Candidates, SearchSpace
+from tuner.search_spaces.space import Candidates, SearchSpace, without_defaults
 from tuner.simulated.runner import simulated_meter
 from tuner.study.callbacks import Notify, Progress, Show
 from tuner.study.load import load_spec
@@ -327,8 +327,11 @@ def _with_baseline(
     found: Evaluation,
     constants: Constants | None,
 ) -> tuple[Evaluation, int]:
-    if baseline in found.configurations:
-        return found, found.configurations.index(baseline)
+    own = without_defaults(baseline.launch), baseline.live
+    for row, each in enumerate(found.configurations):
+        if (without_defaults(each.launch), each.live) == own:  # under the baseline's own name
+            named = (*found.configurations[:row], baseline, *found.configurations[row + 1 :])
+            return replace(found, configurations=named), row
     alone = AnalyticModel(job, cluster, constants=constants).predict([baseline])
     prediction = with_failures(alone, lambda: np.array([baseline.world_size]), cluster)
     added = replace(
