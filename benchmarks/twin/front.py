@@ -129,8 +129,8 @@ def _study(folder: Path, max_probes: int, executor: str) -> dict[str, Any]:
         "measured": [
             [
                 str(point.configuration.key),
-                1000 * point.energy_to_solution_kJ / job.steps,
-                point.time_to_solution_s / job.steps,
+                *_step(point.estimated, job.steps),
+                *_step(point, job.steps),
                 *_true_step(node, point.configuration),
             ]
             for point in result.points
@@ -146,6 +146,10 @@ def _study(folder: Path, max_probes: int, executor: str) -> dict[str, Any]:
         "devices": problem.cluster.devices_per_node,
         "late_s": node.late_s(),
     }
+
+
+def _step(figures: Any, steps: int) -> tuple[float, float]:
+    return 1000 * figures.energy_to_solution_kJ / steps, figures.time_to_solution_s / steps
 
 
 @dataclass(frozen=True)
@@ -171,9 +175,17 @@ class FoundFront:
 
     @property
     def errors(self) -> np.ndarray:
-        """Relative errors of the measured energy and time of each point, (n, 2)."""
-        figures = np.array([row[1:] for row in self.told["measured"]], dtype=float)
-        return figures[:, :2] / figures[:, 2:] - 1
+        """Relative errors of each point's energy and time as verdicts count them, (n, 2)."""
+        return self._points[:, :2] / self._points[:, 4:] - 1
+
+    @property
+    def shown_errors(self) -> np.ndarray:
+        """The same of what a table shows."""
+        return self._points[:, 2:4] / self._points[:, 4:] - 1
+
+    @property
+    def _points(self) -> np.ndarray:
+        return np.array([row[1:] for row in self.told["measured"]], dtype=float)
 
     @property
     def window_errors(self) -> np.ndarray:

@@ -164,9 +164,11 @@ if fault == "guard_killed":
     os.kill(os.getpid(), signal.SIGKILL)
 governor.close()
 """
-#: The driver: it starts the agent in its own process group, as a job's launcher does.
+#: The driver: it starts the agent in its own process group, as a job's launcher does. What a shell
+#: runs in the background ignores interrupts, and the agent would inherit that.
 DRIVER = """
-import subprocess, sys
+import signal, subprocess, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)
 agent = subprocess.Popen([sys.executable, *sys.argv[1:]])
 print(agent.pid, flush=True)
 sys.exit(agent.wait() and 1)
