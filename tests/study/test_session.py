@@ -688,3 +688,26 @@ def test_where_waiting_until_it_is_quiet_has_no_meaning_it_is_said_once(options)
         on_progress=lambda event: notes.append(event.message) if event.kind == "note" else None,
     )
     assert sum("--wait-until-quiet looks at one node only" in each for each in notes) == 1
+
+
+@pytest.mark.searches
+def test_what_a_crash_teaches_is_said_after_it_and_once(options):
+    crash = Failure("crash", "no compiler", frames=("deepspeed/ops/adam/cpu_adam.py:__init__",))
+    told: list[str] = []
+    optimize(
+        TalliedRunner(
+            FormulaRunner(),
+            lambda request: crash if request.launch.get("optimizer_offload") == "cpu" else None,
+        ),
+        options,
+        max_probes=12,
+        verify=False,
+        on_progress=lambda event: told.append(
+            event.message if event.kind == "note" else event.kind
+        ),
+    )
+    lessons = [i for i, words in enumerate(told) if "come first from now on" in words]
+    assert lessons
+    assert "optimizer_offload cpu" in told[lessons[0]]
+    assert told[lessons[0] - 1] == "finished"
+    assert len({told[i] for i in lessons}) == len(lessons)
