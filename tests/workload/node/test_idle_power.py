@@ -20,10 +20,11 @@ class Meter:
     """Draws 120 W when cool; what is read soon after work is 180 W."""
 
     def __init__(self, clock: FakeClock) -> None:
-        self.clock, self.energy_J, self.readings, self.power_W = clock, 0.0, 0, 120.0
+        self.clock, self.energy_J, self.power_W = clock, 0.0, 120.0
+        self.edges: list[bool] = []
 
     def boundary(self, *, opens: bool) -> Reading:
-        self.readings += 1
+        self.edges.append(opens)
         return Reading(self.clock.now_s, self.energy_J)
 
     def wait(self, seconds: float) -> None:
@@ -41,7 +42,7 @@ def test_idle_power_is_measured_on_cool_devices() -> None:
     meter.power_W = 180.0
     clock.now_s += 3.0
     assert idle.measure(meter, 0.3, meter.wait) == pytest.approx(120.0)  # type: ignore[arg-type]
-    assert meter.readings == 2
+    assert meter.edges == [True, False]
     meter.power_W = 115.0
     clock.now_s += 8.0
     assert idle.measure(meter, 0.3, meter.wait) == pytest.approx(115.0)  # type: ignore[arg-type]

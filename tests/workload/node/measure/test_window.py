@@ -328,6 +328,27 @@ def test_after_a_failure_other_ranks_are_heard_for_a_while(effect: bool, waited_
     assert scene.clock() - began_s == pytest.approx(waited_s)
 
 
+def test_what_follows_from_another_ranks_failure_is_not_its_cause() -> None:
+    scene = Scene()
+    for rank, message, effect in ((0, "connection closed by peer", True), (1, "no disk", False)):
+        detail = {"evidence": "error", "message": message, "effect": effect}
+        scene.ranks._events.append((scene.clock(), Event("fail", rank, detail=detail)))
+    scene.ranks.send = lambda line: None  # type: ignore[method-assign]
+    with pytest.raises(ProbeFailed, match="no disk"):
+        scene.conductor.run(1)
+
+
+@pytest.mark.parametrize(("kind", "step"), [("step", 9), ("at", 9), ("at", 2)])
+def test_what_a_program_writes_of_steps_that_nobody_asked_for_is_passed_over(
+    kind: str, step: int
+) -> None:
+    scene = Scene()
+    scene.ranks._events.append((scene.clock(), Event(kind, 1, step, scene.clock())))
+    times_s = scene.conductor.run(4)
+    assert times_s == pytest.approx([0.25] * 4)
+    assert scene.conductor.done == 5
+
+
 @pytest.mark.parametrize(("deadline_s", "waited_s"), [(1e6, 5.0), (3.0, 3.0)])
 def test_ranks_that_do_not_stop_are_left_after_a_while(deadline_s: float, waited_s: float) -> None:
     scene = Scene(deadline_s=deadline_s)
@@ -364,6 +385,11 @@ class TestWindow:
         assert window.energy_J == pytest.approx(300.0 * window.length_s)
         assert window.ends_s[-1] == pytest.approx(window.closed.time_s)
         assert len(window.ends_s) == len(window.step_times_s) == scene.ranks.done - 1
+
+    def test_samples_at_its_edges_belong_to_it(self) -> None:
+        window = Scene(lambda n: 0.5).measure()
+        assert window.samples[0].time_s == window.opened.time_s
+        assert window.samples[-1].time_s == window.closed.time_s
 
     def test_long_steps_make_three(self) -> None:
         scene = Scene(lambda n: 40.0)
