@@ -328,6 +328,20 @@ def test_after_a_failure_other_ranks_are_heard_for_a_while(effect: bool, waited_
     assert scene.clock() - began_s == pytest.approx(waited_s)
 
 
+def test_a_program_that_runs_to_its_end_tells_each_step_and_leaves_time_between_long_ones() -> None:
+    scene = Scene(lambda n: 2.0, steps=4, lag_s=0.5, marks=("forward",))
+    scene.conductor.run(1)
+    began_s = scene.clock()
+    done: list[tuple[int, float]] = []
+    waits_s: list[float] = []
+    scene.conductor.run_to_end(
+        lambda step, time_s: done.append((step, time_s)), lambda: waits_s.append(scene.clock())
+    )
+    # The last rank's steps end half a second after the first's.
+    assert done == [(3, began_s + 2.5), (4, began_s + 4.5)]
+    assert max(np.diff(waits_s)) <= 0.5
+
+
 def test_what_follows_from_another_ranks_failure_is_not_its_cause() -> None:
     scene = Scene()
     for rank, message, effect in ((0, "connection closed by peer", True), (1, "no disk", False)):
