@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,19 +14,23 @@ from tuner.search_spaces.configuration import Settings
 from tuner.workload.node.measure.measurement import measurement, reached
 from tuner.workload.node.measure.statistics import FIRST_LOOK_S, Window, beaten_by
 from tuner.workload.node.meters.base import Reading
-from tuner.workload.records.probe import Measurement, PowerSample, ProbeRequest
+from tuner.workload.records.probe import Measurement, PowerSample, ProbeRequest, WindowPolicy
 
 #: A step takes 0.25 s and 75 J in every scene below.
 FAST, FRUGAL, WORSE = (0.1, 40.0), (0.3, 30.0), (0.5, 200.0)
 
 
-def run(competitors: Sequence[tuple[float, float]], scatter: float = 0.03) -> Window:
+def run(
+    competitors: Sequence[tuple[float, float]],
+    scatter: float = 0.03,
+    policy: WindowPolicy = POLICY,
+) -> Window:
     step, power = noise(scatter), noise(scatter, seed=1)
     scene = Scene(
         lambda n: 0.25 * abs(step(n)), lambda now_s: 300.0 * abs(power(round(now_s / 0.1)))
     )
     return scene.conductor.measure(
-        scene.meter, POLICY, 0.25, samples=scene.meter.samples, competitors=competitors
+        scene.meter, policy, 0.25, samples=scene.meter.samples, competitors=competitors
     )
 
 
@@ -43,6 +48,12 @@ def test_what_may_be_on_the_front_is_measured_to_its_target(
     assert window.length_s >= POLICY.min_s
     assert window.beaten_by is None
     assert window.step_time_se_s <= 1.1 * POLICY.target_se * 0.25
+
+
+def test_a_window_that_is_complete_at_its_first_look_did_not_end_early() -> None:
+    """It is as exact as was asked for, whatever beats it."""
+    policy = replace(POLICY, min_s=FIRST_LOOK_S, target_se=0.1)
+    assert run([FAST], policy=policy).beaten_by is None
 
 
 def test_scatter_that_hides_the_difference_prolongs_the_window() -> None:
