@@ -15,9 +15,10 @@ import pytest
 
 from tests.support.studies import METER, measured, probe_with
 from tests.support.traces import TRACES
+from tuner.models.prior import Prediction
 from tuner.pareto import hypervolume, reference_point
 from tuner.problem.problem import ProbeCost
-from tuner.search.candidate_planner import CandidatePlanner
+from tuner.search.candidate_planner import PROMISING, CandidatePlanner
 from tuner.search.planner import PlanningState, ProbePlan
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.space import Candidates
@@ -91,6 +92,38 @@ def test_the_start_spreads_over_launches_and_then_the_surrogates_choose() -> Non
     assert later.score > 0
     assert later.cost_J > 0
     assert later.configurations == tuple(Configuration(later.launch, live) for live in later.live)
+
+
+class Foretelling:
+    """A prior that is wrong about each configuration by a constant factor."""
+
+    def predict(self, configurations: Sequence[Configuration]) -> Prediction:
+        time, power = np.array([truth(each) for each in configurations]).T
+        return Prediction(1.3 * time, 0.9 * power, np.zeros(len(time)))
+
+
+def test_with_a_prior_no_launch_is_started_to_learn_of_the_space() -> None:
+    planner = CandidatePlanner(CANDIDATES, prior=Foretelling(), seed=0)
+    today = max(CANDIDATES.configurations, key=lambda each: truth(each)[0])
+    later = probe(planner, [record_of(today)])
+    assert later.reason == "expected improvement"
+
+
+def test_before_anything_is_measured_launches_are_within_the_priors_error_of_the_best() -> None:
+    def product(configuration: Configuration) -> float:
+        time, power = truth(configuration)
+        return math.log(time * power * time)
+
+    planner = CandidatePlanner(CANDIDATES, prior=Foretelling(), seed=0)
+    best = min(map(product, CANDIDATES.configurations))
+    in_flight: list[Configuration] = []
+    for _ in range(6):
+        plan = plan_of(planner, [], in_flight)
+        in_flight += plan.configurations
+        launch = [each for each in CANDIDATES.configurations if each.launch == plan.launch]
+        assert min(map(product, launch)) < best + PROMISING + 1e-6
+    assert len({each.launch for each in in_flight}) == 6
+    assert max(map(product, CANDIDATES.configurations)) > best + 2 * PROMISING
 
 
 def proposed_until_the_end(

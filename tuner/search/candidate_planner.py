@@ -16,7 +16,7 @@ import numpy as np
 from tuner.models.memory_margin import LIKELY_FROM, learned_margin
 from tuner.models.surrogate.features import FeatureMap
 from tuner.models.surrogate.gaussian_process import TOLERANCE, first_best
-from tuner.models.surrogate.surrogates import Surrogates
+from tuner.models.surrogate.surrogates import AMPLITUDE_PRIOR, Surrogates
 from tuner.search.evidence import (
     LAST,
     CrashCauses,
@@ -44,6 +44,9 @@ if TYPE_CHECKING:
 
 #: Distinct launches that are measured before the surrogates choose, at most.
 START_LAUNCHES = 6
+#: With a prior a search starts at launches whose predicted log of energy x time is at most this
+#: above the best: its expected error.
+PROMISING = math.hypot(2 * AMPLITUDE_PRIOR[0], AMPLITUDE_PRIOR[1])
 #: In a search of a few probes the joules of a launch count this many times where another is up.
 DEAR = 100.0
 #: Launches in flight, as a share of the measured ones, beyond which a probe waits for results.
@@ -117,9 +120,11 @@ class CandidatePlanner(ProbePlanner):
         self._launch_features = np.vstack(
             [self.features.matrix[rows].mean(axis=0) for rows in self._members]
         )
-        self._start_launches = self._promising_launches()
-        launches = len(self._members)
-        spread = min(START_LAUNCHES, math.floor(launches**0.25 + 1e-9))
+        # Predicted log of energy x time of each launch at its best setting; 0 without a prior.
+        log_time, log_power = self.features.prior_log(np.arange(len(self._configurations))).T
+        product = 2 * log_time + log_power  # log (E t) = log (t P t)
+        self._predicted = np.array([product[rows].min() for rows in self._members])
+        spread = min(START_LAUNCHES, math.floor(len(self._members) ** 0.25 + 1e-9))
         self._start_count = 1 if few_probes else spread
         self.slack_limits = SlackLimits(self._configurations, self._launch_of)
         self.unreached_clocks = UnreachedClocks(self._configurations)
@@ -218,6 +223,8 @@ class CandidatePlanner(ProbePlanner):
         return tried, [launch for launch in some_open if launch not in tried]
 
     def _starting(self, observations: Observations, fresh: list[int]) -> bool:
+        if self.features.priors and observations.measured:
+            return False  # it says what each launch is worth: none is started to learn of the space
         useful = [*(m.candidate for m in observations.measured), *observations.pending]
         return len(set(self._launch_of[useful])) < self._start_count and bool(fresh)
 
@@ -246,27 +253,17 @@ class CandidatePlanner(ProbePlanner):
         margin = learned_margin(self._memory_bytes, self._predicted_bytes, observations.peak_bytes)
         return margin.probability_of_fitting(self._predicted_bytes)[self._launch_of]
 
-    def _promising_launches(self) -> np.ndarray:
-        # With a prior the better half by predicted energy x time of their best setting, else all.
-        every = np.arange(len(self._members))
-        if not self.features.priors:
-            return every
-        log = self.features.prior_log(self._configurations)
-        product = 2 * log[:, 0] + log[:, 1]  # log (E t) = log (t P t)
-        best = np.array([product[rows].min() for rows in self._members])
-        return every[best <= np.median(best) + TOLERANCE]
-
     def _start_plan(
         self, closed: np.ndarray, tried: set[int], fresh: list[int], chances: np.ndarray
     ) -> ProbePlan:
         allowed = np.array(fresh or np.unique(self._launch_of[~closed]), dtype=int)
         best = np.array([chances[self._members[i]].max() for i in allowed])
         allowed = allowed[best >= min(LIKELY_FROM, best.max())]
-        promising = np.intersect1d(allowed, self._start_launches)
+        predicted = self._predicted[allowed]
         launch = farthest(
             self._launch_features,
             self._launch_features[sorted(tried)],
-            allowed=promising if len(promising) else allowed,
+            allowed=allowed[predicted <= predicted.min() + PROMISING + TOLERANCE],
             rng=self._rng,
         )
         rows = self._members[launch]
