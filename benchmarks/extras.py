@@ -6,20 +6,24 @@ that import it; its environment has this one's packages, but not this checkout. 
 module that is left is imported, every command that is left prints its help, a script is searched on
 one node, and the run is shown, chosen from and replayed. Then the everyday tests of the
 capabilities that are left run, but for the files that themselves import what has been deleted,
-which are counted.
+which are counted, and single tests that say by a mark which extra they go through.
 
     python -m benchmarks.extras
     python -m benchmarks.extras --quick
     python -m benchmarks.extras --without "Ray and several nodes" --keep build/checkout
+    python -m benchmarks.extras --minutes 60
 
-`core_alone_passes` is of a checkout without any extra, `without_each_passes` counts the extras
-without each of which the rest passes, and `contrib_contract_passes` installs `contrib/amd` by pip
-and runs the contract tests of its socket. `--quick` runs no tests.
+`core_alone_passes` is of a checkout without any extra (`core_tests_skipped` are the tests that are
+left out by their mark), `without_each_passes` counts the extras without each of which the rest
+passes, and `contrib_contract_passes` installs `contrib/amd` by pip and runs the contract tests of
+its socket. `--quick` runs no tests. `--minutes` begins no further checkout after that time:
+`without_each_of` is then smaller than `extras`, and a line says so.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 import os
 import re
 import shutil
@@ -27,6 +31,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import time
 import venv
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -47,6 +52,13 @@ CONTRIB = "tests/packaging/test_contrib_amd.py"
 SHOWN = 40
 #: A command that takes longer has failed.
 LIMIT_S = 3600
+#: Those of them that nothing runs beside (ALONE of the Makefile); the others share two processes.
+ALONE = "ray or root"
+PARALLEL = ("-n", "2", "--dist", "worksteal")
+#: Exit code of pytest where no test has the marks.
+NO_TESTS = 5
+#: Line of pytest on tests that are skipped by the mark `extra` (`tests.support.entry_points`).
+SKIPPED = re.compile(r"SKIPPED \[(\d+)\] .*: this checkout has no ")
 
 #: Import modules; print for each part of the package that is missed who misses it.
 IMPORT = """
@@ -89,11 +101,13 @@ class Outcome:
         faults: one line for each thing that failed.
         left_out: test files of what is left that import what has been deleted.
         tests: the last line of the tests.
+        skipped: tests that say by their mark that they go through what has been deleted.
     """
 
     faults: list[str] = field(default_factory=list)
     left_out: Sequence[str] = ()
     tests: str = ""
+    skipped: int = 0
 
 
 def extras_that_import(ledger: Ledger, modules: Sequence[Module]) -> dict[str, set[str]]:
@@ -257,6 +271,8 @@ class Checkout:
         for path in self._ledger.tests():
             name = path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
             found[name] = Module(name, self._ledger.root / path)
+        for file in (self._ledger.root / "benchmarks").glob("*.py"):
+            found[f"benchmarks.{file.stem}"] = Module(f"benchmarks.{file.stem}", file)
         return found
 
     def _is_deleted(self, module: Module) -> bool:
@@ -272,18 +288,30 @@ class Checkout:
             seen.add(name)
             if self._is_deleted(self._modules[name]):
                 return True
-            if name.startswith("tests."):
+            if name.startswith(("tests.", "benchmarks.")):
                 stack += imported_modules(self._modules[name], names)
         return False
 
-    def test_faults(self, files: Sequence[str]) -> tuple[list[str], str]:
-        """Run the everyday tests of files; return a line for each that fails, and the last line."""
-        done = self.run("-E", "-m", "pytest", "-q", "--no-header", "-m", EVERYDAY, *files)
-        lines = done.stdout.strip().splitlines()
-        failed = [each for each in lines if each.startswith(("FAILED ", "ERROR "))]
-        if done.returncode and not failed:
-            failed = [f"pytest ends with {done.returncode}: {(done.stderr or done.stdout)[-800:]}"]
-        return failed, lines[-1] if lines else ""
+    def test_faults(self, files: Sequence[str]) -> tuple[list[str], str, int]:
+        """Run the everyday tests of files.
+
+        Returns:
+            A line for each that fails, what pytest ends with, and how many are skipped by the mark
+            of an extra.
+        """
+        failed, last, skipped = [], [], 0
+        for marks, more in ((f"not ({ALONE})", PARALLEL), (f"({ALONE})", ())):
+            words = ("-q", "--no-header", "-rfEs", *more, "-m", f"{EVERYDAY} and {marks}")
+            done = self.run("-E", "-m", "pytest", *words, *files)
+            lines = done.stdout.strip().splitlines()
+            found = [each for each in lines if each.startswith(("FAILED ", "ERROR "))]
+            if done.returncode not in (0, NO_TESTS) and not found:
+                said = (done.stderr or done.stdout)[-800:]
+                found = [f"pytest ends with {done.returncode}: {said}"]
+            failed += found
+            last += lines[-1:] if done.returncode != NO_TESTS else []
+            skipped += sum(int(told[1]) for each in lines if (told := SKIPPED.match(each)))
+        return failed, "; ".join(last), skipped
 
 
 def _lines(done: subprocess.CompletedProcess[str]) -> list[str]:
@@ -301,7 +329,7 @@ def outcome_without(
     found = Outcome(checkout.import_faults() + checkout.help_faults() + checkout.search_faults())
     chosen, found.left_out = checkout.tests()
     if not quick:
-        failed, found.tests = checkout.test_faults(chosen)
+        failed, found.tests, found.skipped = checkout.test_faults(chosen)
         found.faults += failed
     return found
 
@@ -323,7 +351,8 @@ def print_outcome(title: str, found: Outcome) -> None:
     for path in found.left_out:
         print(f"  left out, as it imports what is deleted: {path}")
     if found.tests:
-        print(f"  {found.tests}", flush=True)
+        print(f"  {found.tests}; {found.skipped} of the skipped by the mark of an extra")
+    sys.stdout.flush()
 
 
 def folder_of(extra: str) -> str:
@@ -337,6 +366,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="run no tests")
     parser.add_argument("--alone", action="store_true", help="only the core alone")
     parser.add_argument("--without", nargs="+", metavar="EXTRA", help="only without each of these")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="begin nothing later")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep the checkouts here")
     options = parser.parse_args()
     ledger = Ledger.read()
@@ -345,6 +375,7 @@ def main() -> None:
         parser.error(f"no extra is called {unknown[0]!r}: {', '.join(importing)}")
     place = options.keep or Path(tempfile.mkdtemp(prefix="joulefront-extras-"))
     figures: list[Figure] = []
+    ends_s = time.monotonic() + 60 * options.minutes
 
     def checked(title: str, folder: str, without: Collection[str]) -> Outcome:
         try:
@@ -360,17 +391,25 @@ def main() -> None:
         figures.append(Figure("core_alone_passes", not found.faults, "count"))
         figures.append(Figure("core_alone_faults", len(found.faults), "count"))
         figures.append(Figure("core_test_files_left_out", len(found.left_out), "count"))
+        figures.append(Figure("core_tests_skipped", found.skipped, "count"))
     if not options.alone:
-        passing = 0
+        passing = tried = 0
         chosen: Mapping[str, set[str]] = {
             name: more for name, more in importing.items() if name in (options.without or importing)
         }
         for name, more in chosen.items():
+            if time.monotonic() > ends_s:
+                print(
+                    f"cut short: {tried} of {len(chosen)} extras tried in {options.minutes:g} min"
+                )
+                break
+            tried += 1
             too = f" (and {', '.join(sorted(more))}, which import it)" if more else ""
             found = checked(f"without {name}{too}", folder_of(name), {name, *more})
             passing += not found.faults
         figures.append(Figure("without_each_passes", passing, "count"))
-        figures.append(Figure("without_each_of", len(chosen), "count"))
+        figures.append(Figure("without_each_of", tried, "count"))
+        figures.append(Figure("extras", len(chosen), "count"))
     if not (options.alone or options.without):
         faults = contrib_faults()
         print(*faults, sep="\n")

@@ -55,11 +55,17 @@ FILES = {
     "tuner/report.py": "import tuner.core\n",
     "tuner/page.py": "def show():\n    from tuner import report\n",
     "tests/__init__.py": "",
-    "tests/helper.py": "from tuner import report\n",
+    "tests/helper.py": "import benchmarks.pages\n",
+    "benchmarks/__init__.py": "",
+    "benchmarks/pages.py": "from tuner import report\n",
     "tests/test_core.py": "from tuner.core import runs\n\ndef test_it():\n    assert runs() == 1\n",
-    "tests/test_helped.py": "from tests.helper import report\n\ndef test_it():\n    pass\n",
+    "tests/test_helped.py": "from tests import helper\n\ndef test_it():\n    pass\n",
     "tests/test_ray.py": "import tuner.ray\n",
-    "tests/test_report.py": "def test_it():\n    assert False\n",
+    "tests/test_report.py": (
+        "import pytest\n\ndef test_it():\n    assert False\n\n"
+        "def test_marked():\n    pytest.skip('this checkout has no tuner.ray')\n\n"
+        "def test_skipped():\n    pytest.skip('no zsh here')\n"
+    ),
     "tests/test_all.py": "def test_it():\n    assert False\n",
 }
 
@@ -121,10 +127,11 @@ def test_a_test_that_fails_is_a_fault(ledger: Ledger, tmp_path: Path) -> None:
         ["tests/test_core.py", "tests/test_helped.py", "tests/test_report.py"],
         [],
     )
-    faults, last = made.test_faults(chosen)
+    faults, last, skipped = made.test_faults(chosen)
     assert len(faults) == 1
     assert faults[0].startswith("FAILED tests/test_report.py::test_it")
-    assert "1 failed, 2 passed" in last
+    assert "1 failed, 2 passed, 2 skipped" in last
+    assert skipped == 1
 
 
 @pytest.mark.slow

@@ -121,16 +121,26 @@ def leave_out(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
         monkeypatch.delitem(vars(tuner), name, raising=False)
 
 
-def test_without_the_report_the_other_commands_of_a_run_work(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
+@pytest.fixture
+def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("report", "plots", "export", "figures", "html"):
         leave_out(monkeypatch, f"tuner.display.{name}")
     leave_out(monkeypatch, "tuner.comparison")
-    for words in (["show"], ["choose", "--minimize", "energy"], ["replay", "--name", "again"]):
+
+
+@pytest.mark.extra("tuner.recordings")
+@pytest.mark.usefixtures("no_report")
+def test_without_the_report_a_run_is_replayed(tmp_path: Path) -> None:
+    assert main(["replay", str(MEASURED), "--name", "again", "--runs-dir", str(tmp_path)]) == 0
+
+
+@pytest.mark.usefixtures("no_report")
+def test_without_the_report_the_other_commands_of_a_run_work(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for words in (["show"], ["choose", "--minimize", "energy"]):
         command, *rest = words
-        runs = ["--runs-dir", str(tmp_path)] if command == "replay" else []
-        assert main([command, str(MEASURED), *rest, *runs]) == 0
+        assert main([command, str(MEASURED), *rest]) == 0
     capsys.readouterr()
     assert main(["show", str(MEASURED), "--html", "--out", str(tmp_path / "x.html")]) == 2
     assert "tuner show --html needs a part of joulefront" in capsys.readouterr().err
@@ -141,10 +151,15 @@ def test_without_the_report_the_other_commands_of_a_run_work(
 @pytest.mark.parametrize(
     ("package", "words", "what"),
     [
-        ("tuner.receipt", ("run", "--", "true"), "tuner run -- COMMAND"),
-        ("tuner.online", ("run", "--tune", "--", "true"), "tuner run --tune"),
-        ("tuner.online", ("run", "--follow-power", "x", "--", "true"), "tuner run --tune"),
-        ("tuner.deploy", ("run", str(MEASURED)), "tuner run RUN"),
+        *(
+            pytest.param(package, words, what, marks=pytest.mark.extra("tuner.cli.run"))
+            for package, words, what in (
+                ("tuner.receipt", ("run", "--", "true"), "tuner run -- COMMAND"),
+                ("tuner.online", ("run", "--tune", "--", "true"), "tuner run --tune"),
+                ("tuner.online", ("run", "--follow-power", "x", "--", "true"), "tuner run --tune"),
+                ("tuner.deploy", ("run", str(MEASURED)), "tuner run RUN"),
+            )
+        ),
         ("tuner.deploy", ("apply", str(MEASURED)), "tuner apply"),
         ("tuner.comparison", ("explain", str(MEASURED)), "tuner explain"),
         ("tuner.exchange", ("export", str(MEASURED), "--to", "csv"), "tuner export"),
@@ -165,7 +180,8 @@ def test_without_the_package_of_an_extra_its_commands_are_one_sentence(
     err = capsys.readouterr().err
     assert err.startswith(f"tuner: {what} needs a part of joulefront that is not installed here (")
     assert err.count("\n") == 1
-    for kept in (["--help"], ["optimize", "--help"], ["run", "--help"]):
+    of_its_command = [["run", "--help"]] if words[0] == "run" else []
+    for kept in (["--help"], ["optimize", "--help"], *of_its_command):
         with pytest.raises(SystemExit) as ended:
             main(kept)
         assert ended.value.code == 0
@@ -184,7 +200,13 @@ def test_the_stub_of_the_package_names_what_it_exports() -> None:
     assert named == tuner._MODULES
 
 
-@pytest.mark.parametrize("command", [["optimize"], ["replay", "run"]])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["optimize"],
+        pytest.param(["replay", "run"], marks=pytest.mark.extra("tuner.recordings.command")),
+    ],
+)
 def test_what_is_not_typed_has_its_declared_default(command: list[str]) -> None:
     args = command_parser().parse_args(command)
     assert made_of_options(args, SearchSettings) == SearchSettings()

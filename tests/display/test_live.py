@@ -237,6 +237,7 @@ def at_terminal(tmp_path: Path, *more: str) -> tuple[str, str]:
     return out, b"".join(got).decode(errors="replace")
 
 
+@pytest.mark.extra("tuner.recordings.command")
 def test_at_a_terminal_the_view_is_drawn_and_wiped(tmp_path: Path) -> None:
     out, screen = at_terminal(tmp_path)
     assert "\x1b[" in screen
@@ -247,6 +248,7 @@ def test_at_a_terminal_the_view_is_drawn_and_wiped(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.extra("tuner.recordings.command")
 def test_plain_is_plain_at_a_terminal_too(tmp_path: Path) -> None:
     out, screen = at_terminal(tmp_path, "--plain", "--json")
     assert "\x1b[" not in screen

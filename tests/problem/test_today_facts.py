@@ -25,6 +25,7 @@ SEEN = ScriptFacts(
 COMMAND = "torchrun --nproc-per-node 2 train.py -t {threads=2} -a {gradient_accumulation=2}"
 
 
+@pytest.mark.extra("tuner.workload.scripts.launchers")
 @pytest.mark.usefixtures("launchers_here")
 def test_each_value_is_told_with_its_source(tmp_path: Path) -> None:
     job = script_job(COMMAND, tmp_path, SEEN, (Knob("threads", (1, 2)),), global_batch=32)

@@ -55,6 +55,7 @@ def test_what_is_to_be_tried_is_probed_first(tmp_path) -> None:
     assert tried[0] == {"shape": wanted}
 
 
+@pytest.mark.extra("tuner.recordings")
 def test_another_sampler_tries_nothing_first(tmp_path) -> None:
     table = write_table(tmp_path / "table")
     sampler = optuna.samplers.RandomSampler(seed=0)

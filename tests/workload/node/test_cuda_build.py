@@ -35,7 +35,13 @@ def packages() -> Path:
 
 
 @launches
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(CASES[0], marks=pytest.mark.extra("tuner.workload.program")),
+        *CASES[1:],
+    ],
+)
 def test_ranks_of_the_cuda_build_reach_their_own_cuinit(packages: Path, case: str) -> None:
     """Nothing starts or spoils CUDA before the fork."""
     found = launch(case, packages)
@@ -45,6 +51,7 @@ def test_ranks_of_the_cuda_build_reach_their_own_cuinit(packages: Path, case: st
 
 
 @launches
+@pytest.mark.extra("tuner.doctor.command", "tuner.workload.program")
 def test_a_cuda_build_newer_than_the_driver_is_one_sentence(packages: Path, tmp_path: Path) -> None:
     words = ("dev", "probe", "tiny-gpt", "--runs-dir", str(tmp_path / "runs"))
     code, told = run_tuner(packages, tmp_path, *words, cuda_driver=12040)

@@ -171,6 +171,7 @@ def test_this_process_is_seen_to_compute() -> None:
     sum(number * number for number in range(3_000_000))
     watch.read({0: os.getpid()})
     state = watch.state(RankState(0))
-    assert state.busy is not None
-    assert state.busy > 0.05
+    # On a loaded machine it waits for a core most of the time.
+    assert state.busy
     assert state.waiting is not None
+    assert state.busy + state.waiting > 0.5

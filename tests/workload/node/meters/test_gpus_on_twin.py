@@ -144,6 +144,7 @@ class TestNvmlThatDoesNotStart:
         twin_node: Make,
         monkeypatch: pytest.MonkeyPatch,
         capsys: pytest.CaptureFixture[str],
+        tmp_path: Path,
         code: int,
         says: str,
     ) -> None:
@@ -155,7 +156,8 @@ class TestNvmlThatDoesNotStart:
         facts = inspect_node()
         assert facts.kind == ""
         assert says in facts.refusals()[0]
-        assert main(["dev", "probe", "--quiet"]) == 2
+        (tmp_path / "train.py").write_text("")
+        assert main(["optimize", "--quiet", "--", "python", str(tmp_path / "train.py")]) == 2
         (line,) = capsys.readouterr().err.splitlines()
         assert says in line
         assert "--cluster cpu-2" in line
