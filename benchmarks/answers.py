@@ -17,7 +17,9 @@ import contextlib
 import io
 import json
 import re
+import sys
 import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -197,22 +199,62 @@ def laughable(line: str) -> str:
 
 def laughed_at() -> int:
     """Return the number of laughable lines in recorded and golden answers, and print them."""
-    answers = dict(shown_answers())
-    answers |= {
-        path.name: printed(path.read_text(encoding="utf-8")) for path in OUTPUTS.glob("*.txt")
-    }
     count = 0
-    for name, text in answers.items():
+    for number, (name, text) in enumerate(_answers(), 1):
+        print(f"{number}: {name}", file=sys.stderr, flush=True)
         for line in text.splitlines():
             if why := laughable(line):
                 count += 1
-                print(f"{name}: {why}: {line}")
+                print(f"{name}: {why}: {line}", flush=True)
     return count
+
+
+def _answers() -> Iterator[tuple[str, str]]:
+    # Each is shown as it is made: those of the recorded runs take a second or more each.
+    for path in sorted(OUTPUTS.glob("*.txt")):
+        yield path.name, printed(path.read_text(encoding="utf-8"))
+    yield from shown_answers()
+
+
+def one_choice() -> float:
+    """Return the share of recorded runs of which every place names one choice."""
+    agreed = 0
+    with tempfile.TemporaryDirectory() as work:
+        prepared(Path(work))
+        for run in NAMES:
+            advised, best = named(run, Path(work) / "runs")
+            agreed += len(advised) == len(best) == 1
+            choices = f"run {' or '.join(sorted(advised))}; best {' or '.join(sorted(best))}"
+            print(f"{run}: {choices}", flush=True)
+    return agreed / len(NAMES)
+
+
+def answers_lost(seeds: int) -> float:
+    """Return the number of studies, `seeds` of each case, whose answer lost what was measured."""
+    every = 0
+    for case in CASES:
+        found = [lost(case, seed) for seed in range(seeds)]
+        told = [answer for answer in found if answer is not None]
+        every += sum(told)
+        print(f"{case.name}: {sum(told)} of {len(told)} answers lost", flush=True)
+    return every
+
+
+#: How each figure is measured with a number of seeds, the quickest first, and its unit.
+FIGURES: Mapping[str, tuple[Callable[[int], float], str]] = {
+    "laughable": (lambda seeds: laughed_at(), "count"),
+    "one_choice_everywhere": (lambda seeds: one_choice(), "ratio"),
+    "answers_lost": (answers_lost, "count"),
+}
 
 
 def main() -> None:
     parser = arguments("whether every place names one choice, and no answer is lost")
     parser.add_argument("--seeds", type=int, default=6, help="studies of each case")
+    parser.add_argument("--quick", action="store_true", help="one study of each case")
+    parser.add_argument(
+        "--only", choices=FIGURES, action="append", help="this figure alone; may be repeated"
+    )
     parser.add_argument(
         "--small",
         action="store_true",
@@ -223,24 +265,11 @@ def main() -> None:
     if options.small:
         publish(small_figures(options.zeus), options.json)
         return
-    agreed = 0
-    with tempfile.TemporaryDirectory() as work:
-        prepared(Path(work))
-        for run in NAMES:
-            advised, best = named(run, Path(work) / "runs")
-            agreed += len(advised) == len(best) == 1
-            print(f"{run}: run {' or '.join(sorted(advised))}; best {' or '.join(sorted(best))}")
-    every = 0
-    for case in CASES:
-        found = [lost(case, seed) for seed in range(options.seeds)]
-        told = [answer for answer in found if answer is not None]
-        every += sum(told)
-        print(f"{case.name}: {sum(told)} of {len(told)} answers lost", flush=True)
-    figures = [
-        Figure("one_choice_everywhere", agreed / len(NAMES), "ratio"),
-        Figure("answers_lost", every, "count"),
-        Figure("laughable", laughed_at(), "count"),
-    ]
+    seeds = 1 if options.quick else options.seeds
+    figures = []
+    for name, (measure, unit) in FIGURES.items():
+        if name in (options.only or FIGURES):
+            figures.append(Figure(name, measure(seeds), unit))
     publish(figures, options.json)
 
 
