@@ -8,10 +8,12 @@ more unchanged. What was seen becomes the `ScriptFacts` of a `ScriptJob`.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +46,14 @@ RunProbe = Callable[[ScriptJob, ProbeRequest], ProbeRecord]
 #: a phrase, why there are none.
 Inspect = Callable[[ScriptJob, Configuration], Mapping[str, Any] | str]
 
+#: Option that is named as the length of a training, and a value.
+_LENGTH = re.compile(
+    r"(?P<option>(?:--?|\+{1,2})?(?:[\w-]+[./])*(?:max|num|total|n)[_-]?(?:train(?:ing)?[_-])?"
+    r"(?:steps?|iters?|iterations|updates))=(?P<value>.*)",
+    re.I,
+)
+#: Words for a length without an end.
+_ENDLESS = re.compile(r"[-+]?inf(inity)?|none|null", re.I)
 #: Lengths that differ by less are equal: steps of an epoch are rounded.
 _SAME_STEPS = 0.02
 #: Why a script is not started on more ranks than today, a phrase.
@@ -75,6 +85,7 @@ def inspect_script(
     `blank_job`.
     """
     request = inspection_request("inspection", blank.baseline, INSPECTIONS[0])
+    announce_endless(script, announce)
     announce(f"starting {script.name!r} once, to see how it trains")
     record = run(blank, request)
     failure = record.failure
@@ -420,6 +431,29 @@ def _steps(script: Script, blank: ScriptJob, facts: Mapping[str, Any]) -> tuple[
     if blank.steps and blank.driver is not None:
         return blank.steps, f"{blank.driver.name}'s keys"
     return blank.steps or found, f"{stated['by']}'s own count" if found else ""
+
+
+def announce_endless(script: Script, announce: Announce) -> None:
+    """Announce, before anything is started, a length in the command that never ends."""
+    try:
+        words = shlex.split(script.command)
+    except ValueError:  # of a shell that closes its quotes otherwise
+        return
+    pairs = [f"{one}={two}" for one, two in pairwise(words) if one.startswith("-")]
+    for word in (*words, *pairs) if script.steps is None else ():
+        found = _LENGTH.fullmatch(word)
+        if found is not None and _never_ends(found["value"]):
+            announce(
+                f"{found['option']} {found['value']} names no end: if nothing else counts its "
+                "steps, energy and time are per optimizer step (--steps N gives the total)"
+            )
+            return
+
+
+def _never_ends(value: str) -> bool:
+    with contextlib.suppress(ValueError, OverflowError):
+        return finite(int(float(value))) is None
+    return _ENDLESS.fullmatch(value) is not None
 
 
 def finite(steps: int) -> int | None:

@@ -9,7 +9,12 @@ import pytest
 from tests.support.results import failed
 from tuner.search_spaces.errors import InputError
 from tuner.workload.scripts.command import Script
-from tuner.workload.scripts.inspection import announce_optimizers, finite, require_steps
+from tuner.workload.scripts.inspection import (
+    announce_endless,
+    announce_optimizers,
+    finite,
+    require_steps,
+)
 
 TORCHRUN = """E1128 13:21:32 21862 torch/distributed/elastic/multiprocessing/api.py:1002] failed
 Traceback (most recent call last):
@@ -88,3 +93,35 @@ def test_of_several_optimizers_it_is_told_whose_steps_count() -> None:
         "3 optimizers step: a step is one of Adam of 65 parameters, which stepped first "
         "(the others: Adam of 576 parameters, SGD of 3 parameters)"
     ]
+
+
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        ("--max_steps -1", "--max_steps -1"),
+        ("--max-iters=inf", "--max-iters inf"),
+        ("--trainer.max_steps=-1 --trainer.max_epochs 3", "--trainer.max_steps -1"),
+        ("trainer.max_steps=0", "trainer.max_steps 0"),
+        ("--num_train_steps 1e18", "--num_train_steps 1e18"),
+        ("-n_iters 999999999999999", "-n_iters 999999999999999"),
+        # Lengths, and what is none.
+        ("--max_steps 1000", ""),
+        ("--max_steps=1e5", ""),
+        ("--max_steps", ""),
+        ("--warmup_steps 0 --eval_steps -1 --gradient_accumulation_steps -1", ""),
+        ("--max_steps_per_epoch 0 --max_steps auto --max_steps ''", ""),
+    ],
+)
+def test_a_length_without_an_end_is_named_before_anything_is_started(
+    words: str, named: str
+) -> None:
+    said: list[str] = []
+    announce_endless(Script(f"python train.py {words}"), said.append)
+    if not named:
+        assert said == []
+        return
+    assert len(said) == 1
+    assert said[0].startswith(f"{named} names no end: ")
+    assert "--steps N" in said[0]
+    announce_endless(Script(f"python train.py {words}", steps=10), said.append)
+    assert len(said) == 1
