@@ -105,7 +105,7 @@ def _unproven(today: _Today) -> str:
     if job.frame.micro_batch_stays or _PARTS & {*job.placeholders, *job.frame.turns}:
         return ""
     named = [each for each in _named(today).values() if BATCH.fullmatch(each.name)]
-    if not named or job.driver is not None or job.frame.kind != "torch":
+    if not named or _is_driven(job) or job.frame.kind != "torch":
         return ""
     shown = " and ".join(each.shown for each in named)
     if not job.frame.counted or not job.global_batch:
@@ -124,7 +124,12 @@ def _counts(today: _Today) -> bool:
     job, facts = today.job, today.facts
     countable = job.frame.counted and bool(job.global_batch) and job.frame.kind == "torch"
     single = all(group.get("passes") == today.split[1] for group in facts.get("groups", ())[1:])
-    return countable and single and job.driver is None and job.frame.owner in ("", "accelerate")
+    return countable and single and not _is_driven(job) and job.frame.owner in ("", "accelerate")
+
+
+def _is_driven(job: ScriptJob) -> bool:
+    """Return True if the keys of a framework set the batch: those of Accelerate do not."""
+    return job.driven is not None and (any(job.driven.batches) or job.offers["micro_batch"].turned)
 
 
 def _arguments(today: _Today) -> dict[str, Argument]:

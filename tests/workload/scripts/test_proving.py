@@ -98,6 +98,20 @@ def test_two_arguments_become_placeholders(tmp_path: Path) -> None:
     assert start.words == ("train.py", "-b", "8", "--accum", "4")
 
 
+@pytest.mark.extra("tuner.workload.scripts.frameworks")
+def test_a_framework_whose_keys_set_no_batch_leaves_the_arguments_to_be_found(
+    tmp_path: Path,
+) -> None:
+    """Accelerate's keys do not: its batch is the script's, as in notebook_launcher."""
+    (tmp_path / "train.py").write_text("import accelerate\n")
+    script = Script("train.py -b 8", cwd=tmp_path)
+    frame = ScriptFacts(kind="torch", micro_batch=8, accumulation=4, counted=True)
+    today = replace(job_of(tmp_path, "-b 8"), driver=script.framework_of_command)
+    assert today.driver is not None
+    job = proven(replace(today, frame=frame), facts(8, 4), Program().look, devices=2)
+    assert {"{micro_batch=8}", "{gradient_accumulation=4}"} <= {*job.words}
+
+
 @pytest.mark.parametrize(
     ("words", "started"),
     [
