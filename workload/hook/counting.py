@@ -19,6 +19,8 @@ from .steps import LoaderWatch, around
 #: Optimizer steps that are watched. The first one of a program may be special: loops that step at
 #: micro-batch 0, warm-ups, wrappers that fetch one batch ahead.
 GROUPS = 4
+#: `_clocks` of what has not begun.
+_NEVER = (0.0, 0.0)
 #: Numbers of a batch that tell it from another rank's.
 _DIGEST = 64
 
@@ -34,7 +36,8 @@ class StepCounts:
             call with gradients). In an inspection `loss` too, the sum of what the passes went back
             from (None if one was not a number), and `scale`, by which a scaler multiplied it; the
             seconds that the program `took` for the group, `waited` for batches, and in the
-            optimizer's step (`updated`); and of each batch a digest of its `indices` and `batches`.
+            optimizer's step (`updated`), with those of each in which its thread was `busy`; and of
+            each batch a digest of its `indices` and `batches`.
         first_batch: a digest of the first batch that was drawn, its indices included; None before.
         samples: the number of samples in each dataset that was drawn from, None if unknown.
     """
@@ -51,7 +54,7 @@ class StepCounts:
         self.current = _group()
         self._numbers: dict[int, int] = {}
         self._depth = self._scaling = 0
-        self._updating_s = 0.0  # when the step began that is being taken
+        self._updating = _NEVER  # when the step began that is being taken
         self._last: tuple[Any, Any] | None = None  # iterator and index of the last batch
         self._grad = torch.is_grad_enabled
         self._plain: list[tuple[Any, str, Any]] = []
@@ -84,13 +87,12 @@ class StepCounts:
         if (loss := self.current.get("loss")) is not None:
             loss = float(loss)
             self.current["loss"] = loss if math.isfinite(loss) else None
-        began_s = self.current.pop("began", None)
-        if began_s is not None:
-            now_s = time.monotonic()
-            self.current["took"] = now_s - began_s
-            self.current["updated"] = now_s - self._updating_s if self._updating_s else 0.0
+        began = self.current.pop("began", None)
+        if began is not None:
+            self._spent("took", began)
+            self._spent("updated", self._updating)
         self.groups.append(self.current)
-        self.current, self._updating_s = _group(), 0.0
+        self.current, self._updating = _group(), _NEVER
         if self.over:
             self.end()
             self._read_again()
@@ -103,7 +105,16 @@ class StepCounts:
 
     def _begin_group(self) -> None:
         if self._inspects and not self.over:
-            self.current.setdefault("began", time.monotonic())
+            self.current.setdefault("began", _clocks())
+
+    def _spent(self, part: str, since: tuple[float, float]) -> None:
+        """Add the seconds since then to a part of the group, and those in which this thread ran."""
+        passed, ran = (
+            now - then if then else 0.0 for then, now in zip(since, _clocks(), strict=True)
+        )
+        busy = self.current.setdefault("busy", {})
+        self.current[part] = self.current.get(part, 0.0) + passed
+        busy[part] = busy.get(part, 0.0) + ran
 
     def _time_batches(self, kind: Any) -> None:
         @self._around(kind, "__next__")
@@ -111,10 +122,9 @@ class StepCounts:
             if self.over or not self._grad():  # evaluation
                 return plain(iterator)
             self._begin_group()
-            began_s = time.monotonic()
+            began = _clocks()
             batch = plain(iterator)
-            waited_s = self.current.get("waited", 0.0)
-            self.current["waited"] = waited_s + time.monotonic() - began_s
+            self._spent("waited", began)
             return batch
 
     def _time_updates(self) -> None:
@@ -125,7 +135,7 @@ class StepCounts:
 
         def begins(optimizer: Any, *_: Any) -> None:
             if not self.over and self._follows(optimizer):
-                self._updating_s = time.monotonic()
+                self._updating = _clocks()
 
         register_optimizer_step_pre_hook(begins)
 
@@ -218,6 +228,11 @@ class StepCounts:
 def _note_end(iterator: Any) -> None:
     if (entry := iterator.__dict__.pop("_joulefront_last", None)) is not None:
         entry[2] = True
+
+
+def _clocks() -> tuple[float, float]:
+    """Return the time, and how long this thread has run, in seconds."""
+    return time.monotonic(), time.thread_time()
 
 
 def _group() -> dict[str, Any]:

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from . import steps
@@ -26,6 +26,8 @@ BATCH = re.compile(
 ACCUMULATION = re.compile(r"((gradient|grad)_?)?(accum\w*|acc_steps)|update_freq", re.I)
 #: Environment variable in which a process that parses arguments tells them to those it starts.
 PROGRAM = "JOULEFRONT_PROGRAM"
+#: The hook's own folder, whose functions run whenever the program's are asked.
+_HERE = os.path.dirname(os.path.abspath(__file__))
 #: Integers of each parsed command by name: the options that set it, and its value.
 _parsed: list[dict[str, dict[str, Any]]] = []
 
@@ -130,12 +132,40 @@ def arguments() -> dict[str, dict[str, Any]]:
 
 
 def batches() -> dict[str, int]:
-    """Return the integers that are named as a batch, by name."""
-    namespaces: list[Mapping[str, Any]] = [vars(sys.modules["__main__"])]
-    namespaces += [{name: each["value"] for name, each in options.items()} for options in _parsed]
-    return {
-        name: value
-        for each in namespaces
-        for name, value in each.items()
-        if type(value) is int and value > 0 and BATCH.fullmatch(name)
-    }
+    """Return the integers that are named as a batch, by name.
+
+    Parsed arguments, and the variables of the main module and of the program's functions that are
+    running, with the values in their objects and tables (`config.batch_size`).
+    """
+    found: dict[str, int] = {}
+    for options in _parsed:
+        _add_batches(found, {name: each["value"] for name, each in options.items()}, counters=True)
+    for names in ({**vars(sys.modules["__main__"])}, *_running()):
+        _add_batches(found, names)
+        for holder, value in names.items():
+            if not inspect.ismodule(value):
+                with contextlib.suppress(Exception):  # an object of the program's own kind
+                    held = value if isinstance(value, dict) else vars(value)
+                    _add_batches(found, held, f"{holder}.")
+    return found
+
+
+def _add_batches(
+    found: dict[str, int], names: Mapping[Any, Any], place: str = "", *, counters: bool = False
+) -> None:
+    for name, value in names.items():
+        # A variable `batch` may count batches, and have the size of anything for a while.
+        is_batch = type(name) is str and BATCH.fullmatch(name) is not None
+        is_number = type(value) is int and value > 0
+        if is_batch and is_number and (counters or not name.endswith("batch")):
+            found.setdefault(f"{place}{name}", value)
+
+
+def _running() -> Iterator[Mapping[str, Any]]:
+    """Yield the variables of the program's own functions on the stack, the innermost first."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        file, is_main = frame.f_code.co_filename, frame.f_code.co_name == "<module>"
+        if not (is_main or file.startswith((_HERE, "<frozen")) or "-packages" in file):
+            yield frame.f_locals
+        frame = frame.f_back

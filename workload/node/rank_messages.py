@@ -96,6 +96,14 @@ class Process(TypedDict):
     imports: list[str]
 
 
+class Busy(TypedDict):
+    """Seconds of a step's parts in which the program's own thread ran."""
+
+    took: NotRequired[float]
+    waited: NotRequired[float]
+    updated: NotRequired[float]
+
+
 class Group(TypedDict):
     """Counts of one step (`workload.hook.counting.StepCounts`)."""
 
@@ -107,6 +115,7 @@ class Group(TypedDict):
     took: NotRequired[float]
     waited: NotRequired[float]
     updated: NotRequired[float]
+    busy: NotRequired[Busy]
     indices: NotRequired[list[int]]
     batches: NotRequired[list[int | None]]
 

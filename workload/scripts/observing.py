@@ -20,6 +20,7 @@ from tuner.workload.scripts.inspection import (
     LaunchInspector,
     RunProbe,
     announce_cost,
+    announce_endless,
     announce_optimizers,
     announce_today,
     blank_job,
@@ -87,6 +88,7 @@ def observe_script(
     """
     job = observed_job(script)
     jobs = script.job_script
+    announce_endless(script, announce)
     if jobs is not None:
         announce(
             f"everything in {jobs.path.name} runs here once, until its ranks have trained 4 steps"
@@ -116,8 +118,8 @@ def observe_script(
             announce(ran)
     observation = Observation.of(facts["processes"])
     program = facts["process"]["program"]
-    if not facts.get("arguments"):  # of ranks that another process of the command has started
-        facts = {**facts, **{name: program.get(name, {}) for name in ("arguments", "named")}}
+    for name in ("arguments", "named"):  # of ranks that another process of the command has started
+        facts = {**facts, name: facts.get(name) or program.get(name, {})}
     seen = script.observed(observation)
     return ObservedLaunch(seen, facts, first_step_s)
 

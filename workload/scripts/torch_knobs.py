@@ -33,6 +33,7 @@ _ROUNDING = 1e-3
 _OTHER_DRAWS = 0.3
 #: Processes beyond which a loader of one rank gains nothing on common nodes.
 _MOST_WORKERS = 16
+_PARTS = ("waited", "updated")
 _OF_LOADER = ("num_workers", "prefetch_factor", "pin_memory")
 #: Share of the first steps that neither loads nor updates, below which a model is not compiled.
 _COMPUTES = 0.3
@@ -66,13 +67,19 @@ def settings_today(facts: Mapping[str, Any]) -> dict[str, Value]:
 
 
 def waits(facts: Mapping[str, Any]) -> dict[str, float]:
-    """Return the shares of the first steps that went by in the loader and in the optimizer."""
+    """Return the shares of the first steps that went by in the loader and in the optimizer.
+
+    By the clock, or by what the program's own thread ran if that is more: other processes make a
+    step on all cores many times as long, beside which the rest looks as if it did not matter.
+    """
     groups = [group for group in facts.get("groups", ())[1:] if group.get("took")]
-    took = sum(group["took"] for group in groups)
-    return {
-        name: sum(group.get(name, 0.0) for group in groups) / took if took else 0.0
-        for name in ("waited", "updated")
-    }
+    ran = [group.get("busy", {}) for group in groups]
+    return {name: max(_share(groups, name), _share(ran, name)) for name in _PARTS}
+
+
+def _share(groups: Sequence[Mapping[str, Any]], part: str) -> float:
+    took = sum(group.get("took", 0.0) for group in groups)
+    return sum(group.get(part, 0.0) for group in groups) / took if took else 0.0
 
 
 def torch_knobs(job: ScriptJob, facts: Mapping[str, Any], cluster: Cluster) -> tuple[Knob, ...]:

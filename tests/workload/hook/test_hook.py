@@ -50,6 +50,26 @@ def test_the_largest_outermost_module_is_the_model() -> None:
     assert state.seen["can_checkpoint"] is False
 
 
+def test_what_has_no_parameters_takes_no_batch_of_the_models() -> None:
+    """A loss, and a transform that is a module and is called for each sample that is loaded."""
+
+    class Counts:
+        def __init__(self) -> None:
+            self.shapes: list[list[int]] = []
+
+        def forward(self, shape: list[int]) -> None:
+            self.shapes.append(shape)
+
+    counts: Any = Counts()
+    watched = watching.Forwards(torch, counts)
+    model, scale = torch.nn.Linear(8, 1), torch.nn.Identity()
+    for sample in torch.randn(5, 8):
+        scale(sample)
+    train(model, torch.nn.MSELoss(), micro_batches=2, size=5)
+    watched.end()
+    assert counts.shapes == [[5, 8], [5, 8]]
+
+
 def test_a_model_is_compiled_if_most_of_its_tensors_are_in_compiled_parts() -> None:
     """A compiled loss or position embedding does not make an eager model a compiled one."""
 

@@ -76,3 +76,35 @@ def test_what_a_parser_refuses_is_the_programs_own_error() -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "invalid int value: 'x'" in done.stderr
+
+
+def named(program: str) -> dict[str, int]:
+    head = "import json\nfrom tuner.workload.hook import source\n"
+    tell = "\ndef tell(): print(json.dumps(source.batches()))\n"
+    command = [sys.executable, "-c", head + tell + program]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found: dict[str, int] = json.loads(done.stdout)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("program", "found"),
+    [
+        ("batch_size = 6\ntell()", {"batch_size": 6}),
+        ("def main():\n    batch_size = 6\n    tell()\nmain()", {"batch_size": 6}),
+        ("class Config:\n    bsz = 6\ntell()", {"Config.bsz": 6}),
+        ("settings = {'batch_size': 6, 3: 4}\ntell()", {"settings.batch_size": 6}),
+        (
+            "class Job:\n    def train(self):\n        self.batch_size = 6\n        tell()\n"
+            "Job().train()",
+            {"self.batch_size": 6},
+        ),
+        # What is over, what counts batches, and what is no number of samples.
+        ("def made():\n    batch_size = 6\nmade()\ntell()", {}),
+        ("for batch in range(1, 4): pass\ntell()", {}),
+        ("batch_size = True\nbs = 0\nbatch_size_of = 3\ntell()", {}),
+        ("class Odd:\n    @property\n    def __dict__(self): 1 / 0\nodd = Odd()\ntell()", {}),
+    ],
+)
+def test_variables_that_are_named_as_a_batch(program: str, found: dict[str, int]) -> None:
+    assert named(program) == found

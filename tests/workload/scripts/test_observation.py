@@ -8,7 +8,11 @@ from typing import Any
 
 import pytest
 
+from tests.support.studies import record
+from tuner.workload.records.probe import ProbeRecord, ProbeRequest
 from tuner.workload.scripts.command import Observation, Script, program_words
+from tuner.workload.scripts.observing import observe_script
+from tuner.workload.scripts.script_job import ScriptJob
 
 
 @pytest.mark.parametrize(
@@ -137,3 +141,29 @@ def test_a_secret_that_the_command_sets_for_its_ranks_is_kept_by_name(folder: Pa
     assert script.launcher is not None
     assert script.launcher.env == {"HF_TOKEN": "{env:HF_TOKEN}", "NCCL_DEBUG": "INFO"}
     assert script.secrets["HF_TOKEN"] == "hf_abcdefghijklmnopqrst"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named", "program", "found"),
+    [
+        ({}, {"batch_size": 6}, {}, {"batch_size": 6}),
+        ({"lr": {}}, {"batch_size": 6}, {}, {"batch_size": 6}),
+        ({}, {}, {"named": {"batch_size": 4}, "arguments": {"b": {}}}, {"batch_size": 4}),
+        ({}, {"bs": 6}, {"named": {"batch_size": 4}}, {"bs": 6}),
+    ],
+)
+def test_a_script_without_a_parser_keeps_the_batch_that_it_names(
+    folder: Path, arguments: Any, named: Any, program: Any, found: Any
+) -> None:
+    """Of a rank that another process started, what that process has parsed counts."""
+    rank = process(["train.py"], folder, program=program)
+    facts = {"arguments": arguments, "named": named, "process": rank, "processes": [rank]}
+
+    def run(job: ScriptJob, request: ProbeRequest) -> ProbeRecord:
+        return record(request=request, environment={"facts": facts, "first_step_s": 1.0})
+
+    seen = observe_script(
+        Script("python train.py", cwd=folder), run, folder=folder, announce=lambda sentence: None
+    )
+    assert seen is not None
+    assert seen.facts["named"] == found

@@ -91,6 +91,16 @@ def eight_cores(monkeypatch: pytest.MonkeyPatch) -> None:
 KERNELS = ("loop", "fused")
 
 
+def test_a_step_that_other_processes_stretch_hides_no_knob(tmp_path: Path) -> None:
+    """On all cores it takes many times as long; what its own thread ran shows the shares."""
+    seen = facts(waited=0.01, updated=0.01)
+    busy = {"took": 0.1, "waited": 0.01, "updated": 0.01}
+    stretched = {**seen, "groups": [{**group, "busy": busy} for group in seen["groups"]]}
+    assert {*added(tmp_path, stretched)[0]} == {"num_workers", "optimizer_kernel"}
+    idle = [{**group, "busy": {**busy, "took": 1.0}} for group in seen["groups"]]
+    assert added(tmp_path, {**seen, "groups": idle})[0] == {}
+
+
 @pytest.mark.parametrize(
     ("seen", "expected"),
     [
