@@ -102,18 +102,23 @@ class Foretelling:
         return Prediction(1.3 * time, 0.9 * power, np.zeros(len(time)))
 
 
-def test_with_a_prior_no_launch_is_started_to_learn_of_the_space() -> None:
+def product(configuration: Configuration) -> float:
+    time, power = truth(configuration)
+    return math.log(time * power * time)
+
+
+def test_with_a_prior_no_launch_is_started_that_it_ranks_behind_by_more_than_its_error() -> None:
     planner = CandidatePlanner(CANDIDATES, prior=Foretelling(), seed=0)
-    today = max(CANDIDATES.configurations, key=lambda each: truth(each)[0])
-    later = probe(planner, [record_of(today)])
-    assert later.reason == "expected improvement"
+    today = max(CANDIDATES.configurations, key=product)
+    records = [record_of(today)]
+    second = probe(planner, records)
+    assert second.reason == "space-filling start"
+    of_second = (each for each in CANDIDATES.configurations if each.launch == second.launch)
+    assert min(map(product, of_second)) < min(map(product, CANDIDATES.configurations)) + PROMISING
+    assert probe(planner, records).reason == "expected improvement"
 
 
 def test_before_anything_is_measured_launches_are_within_the_priors_error_of_the_best() -> None:
-    def product(configuration: Configuration) -> float:
-        time, power = truth(configuration)
-        return math.log(time * power * time)
-
     planner = CandidatePlanner(CANDIDATES, prior=Foretelling(), seed=0)
     best = min(map(product, CANDIDATES.configurations))
     in_flight: list[Configuration] = []

@@ -223,8 +223,6 @@ class CandidatePlanner(ProbePlanner):
         return tried, [launch for launch in some_open if launch not in tried]
 
     def _starting(self, observations: Observations, fresh: list[int]) -> bool:
-        if self.features.priors and observations.measured:
-            return False  # it says what each launch is worth: none is started to learn of the space
         useful = [*(m.candidate for m in observations.measured), *observations.pending]
         return len(set(self._launch_of[useful])) < self._start_count and bool(fresh)
 
