@@ -20,6 +20,7 @@ from tuner.answer.judge import Judge, recommend
 from tuner.answer.parts import (
     Attainment,
     Choice,
+    ComparesWithToday,
     Comparison,
     PlanFacts,
     Point,
@@ -50,7 +51,7 @@ LEAST_TRIED = 4
 
 
 @dataclass(frozen=True)
-class Answer:
+class Answer(ComparesWithToday):
     """Answer of a study or of a plan: its points, its choice and its recommendation.
 
     Attributes:
@@ -96,8 +97,10 @@ class Answer:
     def disturbed(self) -> ForeignLoad | None:
         """What others used of the machine in the windows of the choice and of the baseline; None if
         too little to matter, or unknown."""
-        compared = {p.configuration for p in (self.best, self.baseline) if p is not None}
-        windows = [m for each in compared for m in self.windows.get(each, ())]
+        named = (*([self.best] if self.best else []), *self.compared)
+        windows = [
+            m for each in {p.configuration for p in named} for m in self.windows.get(each, ())
+        ]
         if not (whole_s := math.fsum(window.window_s for window in windows)):
             return None
         used_s = math.fsum(window.foreign_share * window.window_s for window in windows)
@@ -119,16 +122,6 @@ class Answer:
     def limits(self) -> Limits:
         """Limits on the training job, those relative to the baseline as absolute ones."""
         return self.request.constraints.limits
-
-    @property
-    def compared(self) -> tuple[Point, ...]:
-        """The baseline's point, to show beside others; empty if it was not measured."""
-        return (self.baseline,) if self.baseline is not None else ()
-
-    @property
-    def today_configuration(self) -> Configuration | None:
-        """Configuration of the baseline; None if it was not measured."""
-        return next((point.configuration for point in self.compared), None)
 
     @property
     def today(self) -> TodayFacts | None:

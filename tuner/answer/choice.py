@@ -186,11 +186,11 @@ def best_of(
     """
     limits = constraints.limits
     if not limits and constraints.objective is None:
-        if _rule(constraints, baseline) != BOTH or baseline is None:
+        if (rival := _rival(constraints, baseline)) is None:
             return Best(_knee_of(front_of(points)), True)
-        fits = [p for p in points if max(ratios_to(baseline, p)) <= 1 + SAME]
+        fits = [p for p in points if max(ratios_to(rival, p)) <= 1 + SAME]
         # Only a baseline that is no candidate, as one that does not fit in memory, leaves none.
-        return Best(min(fits or points, key=lambda p: math.prod(ratios_to(baseline, p))), True)
+        return Best(min(fits or points, key=lambda p: math.prod(ratios_to(rival, p))), True)
     worst = np.broadcast_to(limits.worst_ratio(figures or figures_of(points)), len(points))
     fits = [point for point, ratio in zip(points, worst, strict=True) if ratio <= 1]
     if not fits:
@@ -238,7 +238,7 @@ def decide(
     limits, rule = constraints.limits, _rule(constraints, baseline)
     if not points:
         return None, Choice(rule, False, "Nothing was measured, so there is nothing to choose.")
-    units = Units.of([*points, *beside, *([baseline] if baseline else [])])
+    units = Units.of([*points, *beside])
     found = best_of(points, constraints, baseline, chance)
     best, met = found.point, found.met
     if met:
@@ -267,11 +267,11 @@ def decide(
 def _reason(found: Best, constraints: Constraints, baseline: Point | None, units: Units) -> str:
     limits = constraints.limits
     if not limits and constraints.objective is None:
-        if _rule(constraints, baseline) != BOTH or baseline is None:
+        if (rival := _rival(constraints, baseline)) is None:
             return "Without limits the knee of the front is chosen"
-        if found.point.configuration == baseline.configuration:
+        if found.point.configuration == rival.configuration:
             return "Nothing is better than today in both energy and time"
-        if max(ratios_to(baseline, found.point)) > 1 + SAME:  # today is no candidate
+        if max(ratios_to(rival, found.point)) > 1 + SAME:  # today is no candidate
             return _GOALS["edp"]
         return "Best in both energy and time"
     goal = _GOALS[constraints.goal]
@@ -289,6 +289,11 @@ def _rule(constraints: Constraints, baseline: Point | None) -> str:
     if constraints.max_slowdown is not None:
         words.insert(0, "max_slowdown")
     return " + ".join(words) or (BOTH if baseline is not None else "knee")
+
+
+def _rival(constraints: Constraints, baseline: Point | None) -> Point | None:
+    # The baseline, where a choice is to be better than it in both; None where something was asked.
+    return baseline if _rule(constraints, baseline) == BOTH else None
 
 
 def _needs(point: Point, constraints: Constraints, units: Units) -> str:

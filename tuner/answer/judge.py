@@ -31,6 +31,7 @@ from tuner.answer.choice import (
 )
 from tuner.answer.parts import (
     Choice,
+    ComparesWithToday,
     Difference,
     Evidence,
     FurtherLaunches,
@@ -122,7 +123,7 @@ def _apart(point: Point, *, of_energy: bool) -> tuple[float, bool]:
 
 
 @dataclass(frozen=True)
-class Judge:
+class Judge(ComparesWithToday):
     """Judge of the points of a study under one set of constraints."""
 
     points: Sequence[Point]
@@ -192,15 +193,15 @@ class Judge:
         """Return the point that is best by the posterior's means, and how it was chosen."""
         if among is None:
             among = self.candidates
-        constraints, today = self.constraints, self.baseline
-        best, choice = decide(among, constraints, today, chance=self.chance, beside=self.points)
-        if today is None:
-            return best, choice
-        _, kept = decide([today], constraints, today, chance=self.chance)
-        value, p_met = kept.objective_value, kept.p_all_met
-        return best, replace(
-            choice, baseline_met=kept.met, baseline_value=value, baseline_p_met=p_met
-        )
+        constraints, beside = self.constraints, (*self.points, *self.compared)
+        best, choice = decide(among, constraints, self.baseline, chance=self.chance, beside=beside)
+        for today in self.compared:
+            _, kept = decide([today], constraints, today, chance=self.chance)
+            value, p_met = kept.objective_value, kept.p_all_met
+            choice = replace(
+                choice, baseline_met=kept.met, baseline_value=value, baseline_p_met=p_met
+            )
+        return best, choice
 
     @cached_property
     def candidates(self) -> Sequence[Point]:
@@ -210,7 +211,7 @@ class Judge:
     @cached_property
     def p_baseline_meets(self) -> float:
         """Probability that the baseline meets the limits; 1 without either."""
-        return self.chance(self.baseline, self.constraints)[1] if self.baseline else 1.0
+        return min((self.chance(each, self.constraints)[1] for each in self.compared), default=1.0)
 
     # -- against the baseline --------------------------------------------------------------------
 
@@ -270,8 +271,8 @@ class Judge:
 
     def rival(self, point: Point) -> Point | None:
         """Return the baseline, to compare a point with; None for itself and without one."""
-        today = self.baseline
-        return today if today is not None and point.configuration != today.configuration else None
+        others = (each for each in self.compared if each.configuration != point.configuration)
+        return next(others, None)
 
     def _compared(self, point: Point) -> bool:
         # Whether the posterior compares a point with its rival.

@@ -422,8 +422,32 @@ class Recommendation:
         }
 
 
+class ComparesWithToday:
+    """What compares points with today, which was measured or, for now or at all, was not.
+
+    Who only shows or counts today asks here, and need not know which.
+    """
+
+    baseline: Point | None
+
+    @property
+    def compared(self) -> tuple[Point, ...]:
+        """The baseline's point, to show beside others; empty if it was not measured."""
+        return (self.baseline,) if self.baseline is not None else ()
+
+    @property
+    def today_configuration(self) -> Configuration | None:
+        """Configuration of the baseline; None if it was not measured."""
+        return next((point.configuration for point in self.compared), None)
+
+    @property
+    def today_s(self) -> float | None:
+        """Seconds of the training as it runs today; None if it was not measured."""
+        return next((point.estimated.time_to_solution_s for point in self.compared), None)
+
+
 @dataclass(frozen=True)
-class AnotherChoice:
+class AnotherChoice(ComparesWithToday):
     """A choice among the points of a run.
 
     Attributes:

@@ -202,17 +202,17 @@ def _same_in_all(result: Answer, varying: Sequence[str]) -> str:
 
 def choice_lines(chosen: AnotherChoice) -> list[str]:
     """Return a choice: the answer, today beside it, the evidence, the next step."""
-    point, today = chosen.point, chosen.baseline
+    point, today = chosen.point, chosen.today_configuration
     estimated = label(point.meter.mark)
-    rows = [("today", today)] if today else []
+    rows = [("today", each) for each in chosen.compared]
     units = Units.of([point, *(each for _, each in rows)])
-    keeps = today is not None and point.configuration == today.configuration
+    keeps = point.configuration == today
     lines = [chosen.choice.sentence]
     if keeps and chosen.alone:
         limits = chosen.limits.phrase(units)
         lines = [f"Keep what you run today: nothing else trains {limits}."]
     for name, each in rows if keeps else [*rows, ("choice", point)]:
-        before = today.configuration if today and each is not today else None
+        before = today if each.configuration != today else None
         time, energy, power = figure_texts(each, units)
         text = f"{time:>10}  {energy:>12}{estimated}  {power}" if energy else f"{time:>10}"
         lines.append(f"  {name:<7}{text}  {short(each.configuration, baseline=before)}")
@@ -225,7 +225,7 @@ def choice_lines(chosen: AnotherChoice) -> list[str]:
             found = f"no difference worth a change ({found})"
         lines.append(f"Against today: {found}.")
     if chosen.shrunk is not None:
-        lines.append(noise_sentence(chosen.shrunk, units, today.configuration if today else None))
+        lines.append(noise_sentence(chosen.shrunk, units, today))
     lines.append(_evidence(chosen))
     lines.append(f"Launch files: tuner apply {chosen.run} --point {shlex.quote(chosen.name)}")
     return lines
@@ -235,7 +235,7 @@ def _evidence(chosen: AnotherChoice) -> str:
     if chosen.evidence is Evidence.PREDICTED:
         return "A prediction by the analytic models: nothing was measured."
     if chosen.p_better is None:
-        return "It is what runs today." if chosen.baseline is not None else "Measured."
+        return "It is what runs today." if chosen.compared else "Measured."
     sure = f"Better than today with a probability of {probability(chosen.p_better)}"
     if chosen.evidence is Evidence.VERIFIED:
         return f"{sure}, by launches made after it was chosen."
@@ -346,7 +346,8 @@ def _menu_lines(view: View) -> list[str]:
     # Today and the menu as rows of a table; ">" marks what is recommended.
     result, recommended = view.result, view.result.recommended
     offered = {point.configuration: (words, point) for words, point in menu(result)}
-    points = {p.configuration: p for p in (result.baseline, recommended) if p is not None}
+    named = (*result.compared, *([recommended] if recommended else []))
+    points = {point.configuration: point for point in named}
     points |= {configuration: point for configuration, (_, point) in offered.items()}
     watts = _constant_W(list(points.values()))
     head = "settings" if watts is None else f"settings (energy: no meter, {number(watts)} W x time)"
