@@ -33,7 +33,7 @@ from tests.support.results import (
 )
 from tuner.answer.parts import Choice, ResolvedRequest
 from tuner.display.figures import DARK, dark_palette
-from tuner.display.html.environment import environment, in_script
+from tuner.display.html import environment, in_script
 from tuner.display.plots import (
     figures,
     front_figure,

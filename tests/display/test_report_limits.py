@@ -15,9 +15,8 @@ import pytest
 
 from tests.support.browser import dump_dom
 from tests.support.results import NVML, large_result, point, result_of, small_result
-from tuner.answer.choice_grid import choice_grid
 from tuner.answer.parts import ResolvedRequest
-from tuner.display.html.answer import limit_values
+from tuner.display.html import choice_grid, limit_values
 from tuner.display.report import render_report, write_report
 from tuner.display.view import View
 from tuner.problem.constraints import Constraints

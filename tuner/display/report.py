@@ -2,8 +2,7 @@
 
 The page is made of the files in `templates/`: the style, the script that draws the figures, and
 plotly.js itself are written into it, and it loads nothing from anywhere (its content security
-policy forbids it). Values of what decides are in `html.answer`, of what engineers check in
-`html.details`.
+policy forbids it). Its values are made in `html`.
 """
 
 from __future__ import annotations
@@ -19,9 +18,7 @@ from tuner.answer.parts import Explanation
 from tuner.display import plots
 from tuner.display.advice import advice_lines, evidence_sentence
 from tuner.display.figures import dark_palette, shown_timelines
-from tuner.display.html.answer import front_values, top_values
-from tuner.display.html.details import detail_values
-from tuner.display.html.environment import render
+from tuner.display.html import detail_values, front_values, render, top_values
 from tuner.display.view import NOTEBOOK, View, energy_columns
 from tuner.formatting import common_mark, label, value_text
 from tuner.search_spaces.safe_files import write_text
