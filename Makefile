@@ -172,7 +172,7 @@ long: other-cpu middle machines extras
 	$(PYTEST) -m long
 
 docs: install
-	$(BIN)/python -m tuner.cli.reference > docs/cli.md
+	$(BIN)/python -m benchmarks.reference > docs/cli.md
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
 clean:

@@ -30,7 +30,7 @@ from tuner.search_spaces import built_model
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.library_count import facts_in_library
 from tuner.search_spaces.model_facts import ModelFacts
-from tuner.search_spaces.plain_decoder import is_plain
+from tuner.search_spaces.model_reading import is_plain
 
 #: Model that is counted by its library: DeepSeek-V3, which transformers' defaults describe.
 COUNTED = '{"model_type": "deepseek_v3"}'

@@ -29,10 +29,9 @@ from benchmarks.made_up_searches import (
     Outcome,
     Row,
 )
-from tuner.answer.figure_posterior import Windows
 from tuner.answer.judge import Judge, advise, failed_again
 from tuner.answer.parts import Point
-from tuner.answer.posterior import Posterior
+from tuner.answer.posterior import Posterior, Windows
 from tuner.answer.state import points_of
 from tuner.deploy.train import DriftMonitor, Expectation
 from tuner.problem.constraints import Constraints

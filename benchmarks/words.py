@@ -28,10 +28,10 @@ from pathlib import Path
 from unittest import mock
 
 from benchmarks.figures import ROOT, Figure, arguments, publish
+from benchmarks.reference import commands_of
 from benchmarks.size import docs_words
 from tests.golden import NAMES, prepared
 from tuner.cli.main import command_parser, main
-from tuner.cli.reference import commands_of
 from tuner.doctor.catalog import KINDS
 from tuner.search_spaces.cluster import device_names
 from tuner.search_spaces.knobs import KNOBS, word_knob

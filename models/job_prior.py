@@ -8,8 +8,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tuner.models.analytic.constants import UNMODELLED, Constants, origin_of
-from tuner.models.analytic.model import AnalyticModel, ByConstants, Correctable
-from tuner.models.analytic.model_error import ModelError, known_error_lines
+from tuner.models.analytic.model import (
+    AnalyticModel,
+    ByConstants,
+    Correctable,
+    ModelError,
+    known_error_lines,
+)
 from tuner.models.prior import Prediction
 from tuner.models.scale_out import ScaleOut
 from tuner.search_spaces.cluster import Cluster, Device

@@ -28,10 +28,10 @@ from typing import Any
 import pytest
 
 import tuner
+from benchmarks.reference import commands_of
 from tests.golden.__main__ import KERNEL
 from tests.support.commands import finished
 from tuner.cli.main import command_parser
-from tuner.cli.reference import commands_of
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"])

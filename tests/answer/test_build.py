@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support.studies import measured, record, request
-from tuner.answer.figure_posterior import Windows
-from tuner.answer.posterior import Posterior
+from tuner.answer.posterior import Posterior, Windows
 from tuner.answer.state import _peak_W, points_of
 
 

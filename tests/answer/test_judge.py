@@ -14,10 +14,9 @@ from tests.answer.test_posterior import configuration, launch
 from tests.support.results import NVML
 from tests.support.results import point as drawn_point
 from tuner.answer.choice import cost_of
-from tuner.answer.figure_posterior import Windows
 from tuner.answer.judge import ENOUGH, SURE, Judge, advise
 from tuner.answer.parts import Point
-from tuner.answer.posterior import Gain, Posterior
+from tuner.answer.posterior import Gain, Posterior, Windows
 from tuner.answer.state import StudyState, points_of
 from tuner.problem.constraints import Constraints
 from tuner.problem.settings import SearchSettings

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from tests.support.studies import METER, measured
-from tuner.answer.figure_posterior import Windows
-from tuner.answer.posterior import Gain, Posterior
+from tuner.answer.posterior import Gain, Posterior, Windows
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.workload.node.measure.statistics import Z90
 from tuner.workload.records.probe import ProbeRecord, ProbeRequest

@@ -11,7 +11,7 @@ from benchmarks.validation import clock_study, jupiter, mpt, sailor, unseen
 from benchmarks.validation.comparison import quantiles, table
 from tests.support.traces import TRACES
 from tuner.models.analytic.constants import constants_of
-from tuner.models.analytic.model_error import (
+from tuner.models.analytic.model import (
     error_parts,
     known_error_lines,
     known_errors,

@@ -108,7 +108,7 @@ def test_the_skill_names_commands_and_fields_that_exist() -> None:
 
 
 def _commands() -> list[Any]:
-    from tuner.cli.reference import commands_of
+    from benchmarks.reference import commands_of
 
     return list(commands_of(command_parser()))
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.support.studies import METER, measured, record, request
-from tuner.answer.figure_posterior import Windows
+from tuner.answer.posterior import Windows
 from tuner.answer.state import build_answer
 from tuner.models.surrogate.surrogates import Surrogates
 from tuner.problem.problem import ProbeCost, Problem

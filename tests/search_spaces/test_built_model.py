@@ -11,7 +11,7 @@ from tuner.search_spaces.job import load_job
 from tuner.search_spaces.library_count import facts_in_library
 from tuner.search_spaces.library_count import run_program as run_program_alone
 from tuner.search_spaces.model_facts import ModelFacts, facts_of
-from tuner.search_spaces.plain_decoder import is_plain
+from tuner.search_spaces.model_reading import is_plain
 
 SMALL = {
     "hidden_size": 64,

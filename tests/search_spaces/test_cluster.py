@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from tuner.models.analytic.constants import origin_of
-from tuner.models.analytic.model_error import known_error_lines
+from tuner.models.analytic.model import known_error_lines
 from tuner.search_spaces.cluster import (
     device_names,
     device_tables,

@@ -8,8 +8,7 @@ import pytest
 
 from tests.support.studies import LONG_JOB, FormulaRunner, TalliedRunner, record, run_optimize
 from tuner.answer.choice import front_of
-from tuner.answer.figure_posterior import Windows
-from tuner.answer.posterior import Posterior
+from tuner.answer.posterior import Posterior, Windows
 from tuner.answer.state import points_of
 from tuner.executors.local import SimulatedExecutor
 from tuner.problem.constraints import Constraints

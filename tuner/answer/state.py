@@ -15,7 +15,6 @@ import numpy as np
 
 from tuner.answer.answer import Answer
 from tuner.answer.choice import front_of, never_measured
-from tuner.answer.figure_posterior import Windows
 from tuner.answer.judge import Judge, failed_again
 from tuner.answer.parts import (
     Attainment,
@@ -28,6 +27,7 @@ from tuner.answer.parts import (
 )
 from tuner.answer.posterior import (
     Posterior,
+    Windows,
     attainment_of,
     draw,
     likely_unmeasured,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tuner.answer.figure_posterior import Windows
+from tuner.answer.posterior import Windows
 from tuner.models.analytic.constants import Constants, constants_of
 from tuner.models.analytic.model import AnalyticModel
 from tuner.models.prior import Prediction
@@ -399,8 +399,7 @@ def forecast(
 ) -> Forecast:
     """Predict one configuration, corrected by the probes of `records`; InvalidConfiguration if it
     cannot train this job on this cluster, InputError if they hold no measurement."""
-    from tuner.models.analytic.model import AnalyticModel
-    from tuner.models.analytic.model_error import known_error_lines
+    from tuner.models.analytic.model import AnalyticModel, known_error_lines
     from tuner.models.scale_out import ScaleOut, predictor
 
     if phrases := why_it_cannot_run(configuration, job, cluster):

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from tuner.models.analytic.memory import DEVICE_PARTS
-from tuner.models.analytic.model import AnalyticModel
-from tuner.models.analytic.model_error import known_errors
+from tuner.models.analytic.model import AnalyticModel, known_errors
 from tuner.models.memory_margin import ALONE_BIAS, MemoryMargin
 from tuner.models.prior import Prediction
 from tuner.problem.from_job import cluster_to_predict

@@ -1,7 +1,7 @@
 """A plan: every configuration predicted, the front of the models, and the choice on it.
 
 The front is exact for the models. How far they may be wrong is in the intervals and in the
-probability of being on the front (`tuner.models.analytic.model_error`). Nothing is measured. The
+probability of being on the front (`tuner.models.analytic.model`). Nothing is measured. The
 run folder keeps the table, of which a result is made again under any constraints.
 """
 
@@ -32,8 +32,8 @@ from tuner.answer.parts import (
 from tuner.answer.posterior import attainment_of
 from tuner.api import receiver, request_of, result_of_answer, shown_in
 from tuner.models.analytic.constants import UNMODELLED, Constants
-from tuner.models.analytic.model import AnalyticModel
-from tuner.models.analytic.model_error import (
+from tuner.models.analytic.model import (
+    AnalyticModel,
     ModelError,
     Spread,
     error_parts,

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from tuner.models.analytic.model_error import LAUNCH_SD, ModelError, Spread, most_informative
+from tuner.models.analytic.model import LAUNCH_SD, ModelError, Spread, most_informative
 from tuner.search_spaces.configuration import Configuration
 
 CONFIGURATIONS = [

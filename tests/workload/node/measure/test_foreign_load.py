@@ -8,8 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support.studies import METER, measured
-from tuner.answer.figure_posterior import Windows
-from tuner.answer.posterior import Posterior
+from tuner.answer.posterior import Posterior, Windows
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.workload.node.measure.stragglers import ForeignLoad
 from tuner.workload.records.probe import Measurement, ProbeRecord, ProbeRequest

@@ -1,4 +1,4 @@
-"""Reference page of the command, made of its parser: `python -m tuner.cli.reference`.
+"""Reference page of the command, made of its parser: `python -m benchmarks.reference`.
 
 `make docs` writes it to docs/cli.md. It goes through the parser's actions instead of argparse's
 own help, whose layout depends on the terminal and on the version of Python.
