@@ -216,7 +216,7 @@ class Forwards:
     def _called(self, module: Any, inputs: Any) -> None:
         shape, tokens = _shape_of(inputs)
         # What has no parameters (a loss, the transform of a sample) takes no batch of the model's.
-        if self._counts is not None and next(module.parameters(), None) is not None:
+        if self._counts is not None and next(iter(module.parameters()), None) is not None:
             self._counts.forward(shape)
         if self._is_counted or id(module) in self._models:
             return

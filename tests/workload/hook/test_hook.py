@@ -70,6 +70,24 @@ def test_what_has_no_parameters_takes_no_batch_of_the_models() -> None:
     assert counts.shapes == [[5, 8], [5, 8]]
 
 
+def test_a_model_may_hand_out_its_parameters_as_a_list() -> None:
+    class Model(torch.nn.Linear):  # type: ignore[misc, name-defined]
+        def parameters(self, recurse: bool = True) -> Any:
+            return [self.weight, self.bias]
+
+    class Counts:
+        shapes = 0
+
+        def forward(self, shape: list[int]) -> None:
+            self.shapes += 1
+
+    counts: Any = Counts()
+    watched = watching.Forwards(torch, counts)
+    train(Model(8, 1), torch.nn.MSELoss(), micro_batches=2, size=5)
+    watched.end()
+    assert counts.shapes == 2
+
+
 def test_a_model_is_compiled_if_most_of_its_tensors_are_in_compiled_parts() -> None:
     """A compiled loss or position embedding does not make an eager model a compiled one."""
 
