@@ -97,6 +97,11 @@ class StepCounts:
             self.end()
             self._read_again()
 
+    def other_stepped(self) -> None:
+        """Leave out the passes since the last step: another optimizer's, of a GAN's other model."""
+        if not self.over:
+            self.current |= {"passes": 0, "shapes": []}
+
     def end(self) -> None:
         """Take the patches back."""
         while self._plain:

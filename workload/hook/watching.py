@@ -96,9 +96,11 @@ def patch_torch(torch: Any) -> None:
             grouped = (p for group in optimizer.param_groups for p in group["params"])
             watch_ready(p for p in grouped if p.grad is not None)
             counter.count("optimizer")
-        elif state.options.get("inspect") and counter.source == "optimizer":
-            others = state.seen.setdefault("others", {})
-            if id(optimizer) not in others:
+        elif counter.source == "optimizer":
+            if (counts := state.seen.get("counted")) is not None:
+                counts.other_stepped()
+            others = state.seen.setdefault("others", {}) if state.options.get("inspect") else None
+            if others is not None and id(optimizer) not in others:
                 others[id(optimizer)] = describe(optimizer)
 
     register_optimizer_step_post_hook(stepped)

@@ -36,6 +36,8 @@ def counts() -> Iterator[StepCounts]:
     def stepped(optimizer: Any, *_: Any) -> None:
         if counter.takes(optimizer):
             counter.count("optimizer")
+        else:
+            counts.other_stepped()
 
     hook = register_optimizer_step_post_hook(stepped)
     yield counts
@@ -217,10 +219,41 @@ def two_short_epochs() -> None:
             optimizer.step()
 
 
+def other_in_turn(each: int, micro_batches: int = 1) -> None:
+    """A critic steps always, and a generator after every `each` steps of it, as in a WGAN."""
+    (critic, of_critic), (made, of_made) = net(), net()
+    batches = iter(loader(8))
+    for number in range(5):
+        for _ in range(micro_batches):
+            critic(next(batches)[0]).mean().backward()
+        of_critic.step()
+        if number % each == 0:
+            for _ in range(3):
+                critic(made(torch.randn(5, 4)).expand(5, 4)).mean().backward()
+            of_made.step()
+
+
+def other_within() -> None:
+    """The other one steps between the passes of a step: which are whose is not known."""
+    (model, optimizer), (made, of_made) = net(), net()
+    batches = iter(loader(8))
+    for number in range(6):
+        for _ in range(2 if number else 0):  # the first one that steps is counted
+            model(next(batches)[0]).mean().backward()
+            made(torch.randn(5, 4)).mean().backward()
+            of_made.step()
+        model(next(batches)[0]).mean().backward()
+        optimizer.step()
+
+
 @pytest.mark.parametrize(
     ("train", "batches", "how"),
     [
         (plain, (8, 1), "drawn"),
+        (lambda: other_in_turn(1), (8, 1), "drawn"),
+        (lambda: other_in_turn(3), (8, 1), "drawn"),
+        (lambda: other_in_turn(3, 4), (8, 4), "drawn"),
+        (other_within, (0, 0), "3 batches are drawn for 1 backward passes"),
         (lambda: plain(4), (8, 4), "drawn"),
         (lambda: plain(4, first=3), (8, 4), "drawn"),  # steps at micro-batch 0, too
         (lambda: plain(2, num_workers=2), (8, 2), "drawn"),
@@ -230,7 +263,7 @@ def two_short_epochs() -> None:
         (splits, (8, 4), "32 drawn and split"),
         (closure, (32, 1), "one batch in 5 passes"),
         (scaler, (16, 1), "drawn"),
-        (two_optimizers, (64, 1), "one batch in 3 passes"),
+        (two_optimizers, (64, 1), "one batch in 2 passes"),
         (sums_losses, (24, 1), "3 batches in one pass"),
         (nested_backward, (8, 1), "drawn"),
         (two_short_epochs, (8, 1), "drawn"),
