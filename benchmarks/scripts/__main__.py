@@ -16,7 +16,7 @@ as `OWNER/NAME` or `OWNER+NAME/repo`; without it they are downloaded from GitHub
   of the same configuration showed (aim 0).
 - `today_s_over_own`, `first_point_s_over_own`: time to the line of today's training, and to the
   first measured point, over the program's own to its first step (aims 1.3 and a second, 3 and a
-  window).
+  window; `first_point_without_window_over_own` leaves the window of that point out).
 - `error_told_s_over_own`: time to the error over that to the program's own death (aim 1.3). These
   are medians, with the program alone in the same run.
 - `probes_lost_to_one_cause`: the most of any search.
@@ -71,6 +71,13 @@ def figures(attempts: Sequence[Attempt]) -> list[Figure]:
         "today_s_over_own": _ratios((found.today_s, found.own_first_step_s) for found in tried),
         "first_point_s_over_own": _ratios(
             (found.first_point_s, found.own_first_step_s) for found in tried
+        ),
+        "first_point_without_window_over_own": _ratios(
+            (
+                found.first_point_s and found.first_point_s - found.first_window_s,
+                found.own_first_step_s,
+            )
+            for found in tried
         ),
         "error_told_s_over_own": _ratios((found.ended_s, found.own_death_s) for found in tried),
     }

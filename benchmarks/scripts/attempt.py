@@ -67,6 +67,7 @@ class Attempt:
         own_first_step_s, own_death_s: of the command alone.
         today_s, first_point_s, ended_s: from the command to the line of today's training, to its
             first measured point, and to its end.
+        first_window_s: length of the window of the first measured point.
         today: the values that were read of `PARTS`; None for unknown.
         wrong: those that differ from the truth.
         knobs: those that were searched.
@@ -87,6 +88,7 @@ class Attempt:
     today_s: float | None = None
     first_point_s: float | None = None
     ended_s: float | None = None
+    first_window_s: float = 0.0
     today: dict[str, int | None] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
     knobs: list[str] = field(default_factory=list)
@@ -122,6 +124,7 @@ class Attempt:
             for label, value in (
                 ("today", self.today_s),
                 ("first point", self.first_point_s),
+                ("its window", self.first_window_s or None),
                 ("own step", self.own_first_step_s),
                 ("own death", self.own_death_s),
                 ("end", self.ended_s),
@@ -241,6 +244,8 @@ def _read_result(found: Attempt, program: Program, result: Result) -> None:
     assert result.run_dir is not None
     records = read_trace(RunFolder(result.run_dir).trace).records
     found.probes = len(records)
+    windows = [window.window_s for record in records for window in record.measurements]
+    found.first_window_s = windows[0] if windows else 0.0
     found.outside = outside_windows(result, records)
     found.failures = [f"{r.failure.kind}: {r.failure.message}" for r in records if r.failure]
     advice = result.recommendation
