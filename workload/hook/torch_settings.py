@@ -130,6 +130,8 @@ def _set_loader(loader: Any, chosen: Mapping[str, Any]) -> None:
 def set_kernel(optimizer: Any, kernel: str) -> None:
     """Have a torch optimizer update its parameters by another kernel, if it has that."""
     tables = [getattr(optimizer, "defaults", {}), *optimizer.param_groups]
+    if kernel == "fused" and any(_some_begin(optimizer, group) for group in tables[1:]):
+        kernel = "loop"
     flags = {name: name == kernel for name in KERNELS if name in tables[0]}
     if all(table.get(name) is flag for table in tables for name, flag in flags.items()):
         return
@@ -142,6 +144,17 @@ def set_kernel(optimizer: Any, kernel: str) -> None:
             counted = optimizer.state.get(parameter, {}).get("step")
             if hasattr(counted, "to"):  # of a checkpoint: the fused kernel counts on the device
                 optimizer.state[parameter]["step"] = counted.to(parameter.device).float()
+
+
+def _some_begin(optimizer: Any, group: Mapping[str, Any]) -> bool:
+    """Return True if some parameters of SGD's have a momentum in this step and others not yet.
+
+    The fused kernel takes all or none; a part of the model may have its first gradient late.
+    """
+    if not group.get("momentum") or "dampening" not in group:
+        return False
+    states = (optimizer.state.get(p, {}) for p in group["params"] if p.grad is not None)
+    return len({each.get("momentum_buffer") is None for each in states}) > 1
 
 
 def of_optimizer(optimizer: Any) -> dict[str, Any]:

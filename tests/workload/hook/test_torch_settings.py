@@ -238,3 +238,28 @@ def test_gradients_that_are_filled_with_zeros_are_seen_and_may_be_dropped(
     model.zero_grad(False)
     assert model.weight.grad is None
     assert not state.seen.get("zeroes")
+
+
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.Adam])
+def test_a_part_of_a_model_may_have_its_first_gradient_late(kind: Any) -> None:
+    """The fused kernel of SGD takes no momentum that is there for some parameters alone."""
+
+    def trained(kernel: str) -> list[Any]:
+        torch.manual_seed(0)
+        always, late, never = (torch.nn.Linear(4, 4) for _ in range(3))
+        modules = torch.nn.ModuleList([late, always, never])
+        more = {"momentum": 0.9} if kind is torch.optim.SGD else {}
+        optimizer = kind(modules.parameters(), lr=0.1, **more)
+        x = torch.randn(8, 4)
+        kernels = []
+        for step in range(6):
+            optimizer.zero_grad()
+            (late(always(x)) if step in (2, 4, 5) else always(x)).square().mean().backward()
+            torch_settings.set_kernel(optimizer, kernel)
+            kernels.append(torch_settings.of_optimizer(optimizer)["kernel"])
+            optimizer.step()
+        assert kernels[-1] == kernel
+        return [parameter.detach() for parameter in modules.parameters()]
+
+    for one, other in zip(trained("loop"), trained("fused"), strict=True):
+        torch.testing.assert_close(one, other)
