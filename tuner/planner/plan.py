@@ -54,7 +54,7 @@ from tuner.planner.evaluate import (
 from tuner.problem.constraints import Constraints, LimitOptions
 from tuner.problem.from_job import (
     CHANGES,
-    Question,
+    ProblemParts,
     cluster_to_predict,
     does_not_fit,
     not_predicted,
@@ -448,8 +448,8 @@ def run_plan(
     if request.run is not None:
         request, corrects = _of_run(request, request.run)
     job, cluster = request.named_job, cluster_to_predict(request.cluster)
-    question = problem_parts(replace(request, job=job, cluster=cluster), plan=True)
-    job, cluster = question.job, question.cluster
+    parts = problem_parts(replace(request, job=job, cluster=cluster), plan=True)
+    job, cluster = parts.job, parts.cluster
     if most := [number for number in gpus if number > cluster.devices]:
         raise InputError(
             f"--gpus {most[0]} is more than the {cluster.devices} GPUs of cluster {cluster.name!r};"
@@ -460,24 +460,24 @@ def run_plan(
     )
     if run.read_study() is not None:
         raise InputError(f"there is a run {run.name!r} already; give the plan another name")
-    for sentence in _notes(question, corrects):
+    for sentence in _notes(parts, corrects):
         notify(Progress("note", None, sentence))
-    if left_out := not_searched(question.whole):
+    if left_out := not_searched(parts.whole):
         notify(Progress("note", None, left_out, detail=True))
     table = plan_table(
         job,
         cluster,
-        question.space,
-        question.today.configuration,
+        parts.space,
+        parts.today.configuration,
         gpus=gpus,
         correction=corrects,
     )
     spec = StudySpec(
         name=run.name,
         run_dir=run.path,
-        problem=question.problem(
+        problem=parts.problem(
             Candidates((), ()),
-            {"name": question.space_name, "configurations": table.configurations},
+            {"name": parts.space_name, "configurations": table.configurations},
             identity={"plan": {"gpus": list(table.gpus), "seconds": table.seconds}},
         ),
         constraints=request.constraints,
@@ -493,12 +493,12 @@ def run_plan(
         return result if shown is None else shown(result, ())
 
 
-def _notes(question: Question, corrects: Correction | None) -> list[str]:
+def _notes(parts: ProblemParts, corrects: Correction | None) -> list[str]:
     """Return notes on the searched and predicted knobs, and on the correction of the models."""
-    every = question.whole.choices
-    kept = (name for name in every if name not in question.space.choices)
+    every = parts.whole.choices
+    kept = (name for name in every if name not in parts.space.choices)
     sentences = [
-        *question.notes,
+        *parts.notes,
         *not_predicted(every, UNMODELLED),
         *(f"not in play: {name}: {CHANGES}" for name in kept),
         corrects.sentence if corrects else "",

@@ -307,7 +307,7 @@ SMALL, LARGE, EXPERTS = "default", "large", "experts"
 
 
 @dataclass(frozen=True)
-class Question:
+class ProblemParts:
     """Job, cluster and space that a request names, as a search and a plan both need them.
 
     Attributes:
@@ -363,7 +363,7 @@ class Question:
         )
 
 
-def problem_parts(request: JobRequest, *, plan: bool = False) -> Question:
+def problem_parts(request: JobRequest, *, plan: bool = False) -> ProblemParts:
     """Find the job, cluster and space of a request; a `plan` ignores declared knobs, which no model
     knows.
     """
@@ -381,7 +381,7 @@ def problem_parts(request: JobRequest, *, plan: bool = False) -> Question:
     searched = request.allowed(whole)
     assumed = cluster.assumed and f"assumed of the node: {cluster.assumed}"
     notes += filter(None, [assumed, *today.notes, why])
-    return Question(request, plan, job, cluster, name, whole, searched, today, tuple(notes))
+    return ProblemParts(request, plan, job, cluster, name, whole, searched, today, tuple(notes))
 
 
 def _default_space(job: TrainingJob, cluster: Cluster) -> tuple[str, str]:
@@ -414,21 +414,21 @@ def problem_of_job(request: JobRequest, *, plan: bool = False) -> Problem:
     A `plan` keeps what the built-in training program cannot run yet, for a simulated cluster. What
     needs more GPUs than the job may have could not be chosen, so it is left out.
     """
-    question, most = problem_parts(request, plan=plan), request.constraints.max_gpus
-    job, cluster = question.job, question.cluster
-    found = _runnable(question, plan)
-    _leave_out_unfitting(found, question, plan)
-    found.notes.extend(question.notes)
-    usable = question.whole
+    parts, most = problem_parts(request, plan=plan), request.constraints.max_gpus
+    job, cluster = parts.job, parts.cluster
+    found = _runnable(parts, plan)
+    _leave_out_unfitting(found, parts, plan)
+    found.notes.extend(parts.notes)
+    usable = parts.whole
     if request.cluster == "auto":
-        usable = _leave_out_unusable_here(found, question, request.clocks)
-    configuration = question.today.configuration
-    allowed = _allowed(found, most, question.space_name, configuration)
+        usable = _leave_out_unusable_here(found, parts, request.clocks)
+    configuration = parts.today.configuration
+    allowed = _allowed(found, most, parts.space_name, configuration)
     if not found.inspected:
-        found.notes.extend(knobs_in_play(allowed, question.whole, job, cluster))
+        found.notes.extend(knobs_in_play(allowed, parts.whole, job, cluster))
     found.notes.extend([*PRIORS.left_out, *ROUTES.left_out])
     candidates = found.candidates
-    sized = "global_batch" in launchable(job, cluster).narrowed(question.whole).choices
+    sized = "global_batch" in launchable(job, cluster).narrowed(parts.whole).choices
     if sized and configuration.get("global_batch") is None:
         # The candidates have it, so that their sizes are numbers on one scale.
         whole = {**configuration.launch, "global_batch": job.global_batch}
@@ -437,9 +437,9 @@ def problem_of_job(request: JobRequest, *, plan: bool = False) -> Problem:
         configuration = candidates[candidates.index_of(configuration)]
     else:
         candidates = Candidates.from_configurations([configuration, *candidates])
-    return question.problem(
+    return parts.problem(
         candidates.where(lambda launch: _uses_at_most(launch, most)),
-        {**space_section(question.space_name, candidates), "knobs": usable.to_knobs()},
+        {**space_section(parts.space_name, candidates), "knobs": usable.to_knobs()},
         baseline=configuration,
         cost=REAL_COST,
         notes=tuple(found.notes),
@@ -529,25 +529,25 @@ class _CandidateFilter:
             self.candidates = Candidates.from_configurations(kept)
 
 
-def _runnable(question: Question, plan: bool) -> _CandidateFilter:
+def _runnable(parts: ProblemParts, plan: bool) -> _CandidateFilter:
     """Return the candidates that the program can run, or all for a plan of the built-in one.
 
     Where an inspection found which knobs can be turned, they begin with notes on these.
     """
-    job = launchable(question.job, question.cluster)
-    space = job.narrowed(question.space)
-    every = space.candidates(question.job, question.cluster)
+    job = launchable(parts.job, parts.cluster)
+    space = job.narrowed(parts.space)
+    every = space.candidates(parts.job, parts.cluster)
     values = space.choices.items()
     varied = (n for n, found in values if isinstance(found, tuple) and len({*found}) > 1)
-    sentences = list(job.sentences({*question.space.choices, *varied}))
+    sentences = list(job.sentences({*parts.space.choices, *varied}))
     if plan and not sentences:
         return _CandidateFilter(every)
     able = [c for c in every if not job.refused(c)]
     if not able:
         reasons = "; ".join(why for c in every.configurations[:1] for why in job.refused(c))
         raise InputError(
-            f"no configuration of space {question.space.name!r} can be run on "
-            f"{question.job.name!r}: {reasons}"
+            f"no configuration of space {parts.space.name!r} can be run on "
+            f"{parts.job.name!r}: {reasons}"
         )
     if sentences:
         return _CandidateFilter(Candidates.from_configurations(able), True, sentences)
@@ -557,10 +557,10 @@ def _runnable(question: Question, plan: bool) -> _CandidateFilter:
 
 
 def _leave_out_unusable_here(
-    found: _CandidateFilter, question: Question, clocks: bool
+    found: _CandidateFilter, parts: ProblemParts, clocks: bool
 ) -> SearchSpace:
     """Remove values that this machine cannot build or compile; return the space without them."""
-    cluster, space = question.cluster, question.whole
+    cluster, space = parts.cluster, parts.whole
     on_gpus = cluster.device.is_gpu
     if clocks and on_gpus and not cluster.clock_control:
         from tuner.workload.node.platforms import platform_of
@@ -568,8 +568,8 @@ def _leave_out_unusable_here(
         found.notes.append(
             f"clocks and power limits stay as they are: {platform_of(cluster).why_fixed(cluster)}"
         )
-    started = launchable(question.job, cluster)
-    if not question.predicted and (why := started.why_not_here()):
+    started = launchable(parts.job, cluster)
+    if not parts.predicted and (why := started.why_not_here()):
         raise InputError(why)
     no_adam = cannot_build("cpu_adam", gpus=on_gpus)
     no_drive = cannot_build("async_io", gpus=on_gpus) if cluster.nvme_path else ""
@@ -582,7 +582,7 @@ def _leave_out_unusable_here(
         if why:
             kept = [c for c in found.candidates if not any(needs(*k) for k in c.launch.items())]
             found.keep(kept, why, f"{phrase} is")
-            space = _without(space, needs, question)
+            space = _without(space, needs, parts)
     return space
 
 
@@ -591,11 +591,11 @@ def _compiles(knob: str, value: Value) -> bool:
 
 
 def _without(
-    space: SearchSpace, needs: Callable[[str, Value], bool], question: Question
+    space: SearchSpace, needs: Callable[[str, Value], bool], parts: ProblemParts
 ) -> SearchSpace:
     """Return a space without the values of knobs that need something."""
     choices = dict(space.choices)
-    for name, values in space.values(question.job, question.cluster).items():
+    for name, values in space.values(parts.job, parts.cluster).items():
         kept = tuple(value for value in values if not needs(name, value))
         if len(kept) < len(values):
             choices[name] = kept
@@ -629,8 +629,8 @@ def _allowed(
     return allowed
 
 
-def _leave_out_unfitting(found: _CandidateFilter, question: Question, plan: bool) -> None:
-    job, cluster = question.job, question.cluster
+def _leave_out_unfitting(found: _CandidateFilter, parts: ProblemParts, plan: bool) -> None:
+    job, cluster = parts.job, parts.cluster
     limit = cluster.device.memory_limit_bytes
     # Without a model nothing predicts memory; a process's share of a host's is no hard limit.
     model = prior_of(job, cluster) if limit is not None else None
@@ -639,7 +639,7 @@ def _leave_out_unfitting(found: _CandidateFilter, question: Question, plan: bool
     every = found.candidates.configurations
     need = peak_memory_bytes(model, every)
     if plan and len(need) and need.min() > limit:
-        raise InputError(does_not_fit(job, cluster, question.whole, len(every), float(need.min())))
+        raise InputError(does_not_fit(job, cluster, parts.whole, len(every), float(need.min())))
     most = CANDIDATE_FACTOR
     fits = need <= most * limit
     if fits.any():
