@@ -21,7 +21,7 @@ from tuner.search_spaces.job import TrainingJob
 from tuner.study.callbacks import Notify
 from tuner.study.request import StudyOptions, StudyRequest
 from tuner.workload.node.meters.base import own_meter
-from tuner.workload.node.meters.time_meter import time_alone
+from tuner.workload.node.meters.gpus import time_alone
 from tuner.workload.scripts.command import Script
 
 if TYPE_CHECKING:

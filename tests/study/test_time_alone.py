@@ -24,7 +24,7 @@ from tuner.search_spaces.errors import InputError
 from tuner.study.recorder import open_storage
 from tuner.workload.node.facts import inspect_node
 from tuner.workload.node.meters.base import MeterError
-from tuner.workload.node.meters.time_meter import time_alone
+from tuner.workload.node.meters.gpus import time_alone
 from tuner.workload.node.platforms import detect_cluster, platform_of
 from tuner.workload.records.probe import Failure, MeterInfo, ProbeRecord, ProbeRequest
 from tuner.workload.records.trace import read_trace

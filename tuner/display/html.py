@@ -201,7 +201,7 @@ class Tile:
 
 def top_values(view: View, figures: Mapping[str, go.Figure]) -> dict[str, Any]:
     """Return the values of the first screen: recommendation, front, and main figures."""
-    result, advice = view.result, view.advice
+    result, advice = view.result, view.result.recommendation
     values: dict[str, Any] = {
         "facts": _facts(view),
         "name_of": _name_of,
@@ -238,7 +238,7 @@ def _figures_of(view: View, point: Point) -> list[Tile]:
             lines.append(Line(f"{below} {column.unit(units)}", "interval"))
         own = mark if column.metered else ""
         tiles.append(Tile(f"{column.heading}{of}", column.text(view, point), lines, own))
-    if not view.has_energy:
+    if not view.result.has_energy:
         return tiles
     lines = [changes["power"]] if "power" in changes else []
     return [*tiles, Tile("Average power", f"{number(point.power_W)} W", lines, mark)]
@@ -257,7 +257,7 @@ def _shown_points(view: View) -> list[dict[str, Any]]:
         {
             "place": view.units.place(point),
             "name": _name_of(view, point),
-            "knobs": macro("chips", point.configuration, None, view.today),
+            "knobs": macro("chips", point.configuration, None, view.result.today_configuration),
             "tiles": {
                 tile.name: [tile.value, macro("lines", tile)] for tile in _figures_of(view, point)
             },
@@ -334,11 +334,11 @@ def _spent_tile(view: View) -> Tile:
         past = Line(f"{len(result.points)} settings of past runs", "muted")
         return Tile("Search spent", "nothing", [past])
     title = view.words.spent
-    if not view.has_energy:
+    if not view.result.has_energy:
         return Tile(title, duration(spent.time_s), [Line(counted(spent.probes, "probe"), "muted")])
     failed = f", {spent.failed} failed" if spent.failed else ""
     lines = [Line(counted(spent.probes, "probe") + failed, "muted")]
-    kept = view.advice is not None and view.advice.action == "keep"
+    kept = view.result.recommendation is not None and view.result.recommendation.action == "keep"
     if not kept and spent.payback_share is not None and math.isfinite(spent.payback_share):
         share = spent.payback_share
         runs = f"{number(share)} runs" if share > 1 else percent(share)
@@ -382,7 +382,7 @@ def limit_values(view: View) -> dict[str, Any]:
     """Return the sliders for deadline and energy budget, with the choices that the page's script
     looks up; no sliders if there is nothing to choose."""
     result, units = view.result, view.units
-    grid = choice_grid(result, units) if view.has_energy else None
+    grid = choice_grid(result, units) if view.result.has_energy else None
     if grid is None:
         return {"sliders": []}
     limits = result.limits
@@ -411,7 +411,7 @@ def _position(option: str, value: float | None, unit: str, per: float) -> dict[s
 
 def _choice_text(view: View, point: Point) -> dict[str, Any]:
     result = view.result
-    name = short(point.configuration, baseline=view.today)
+    name = short(point.configuration, baseline=view.result.today_configuration)
     estimated = label(point.meter.mark)
     text = f"{name} takes {TIME.text(view, point)} and {ENERGY.text(view, point)}{estimated}"
     energy, time = view.changes(point)

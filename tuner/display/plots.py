@@ -206,7 +206,7 @@ def figures(
     """Return every figure that has something to draw, by name; that of the knobs only with an
     explanation."""
     timelines = shown_timelines(result, records)[0] if timelines is None else timelines
-    metered = View(result).has_energy
+    metered = result.has_energy
     drawn = {
         "front": front_figure(result) if metered else None,
         "live": live_figure(result) if metered else None,

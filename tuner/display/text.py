@@ -131,7 +131,7 @@ def plot_lines(view: View) -> list[str]:
     result = view.result
     named = [("T", result.baseline), ("X", result.recommended)]
     drawn = [*result.front_points, *(point for _, point in named if point is not None)]
-    if len({point.configuration for point in drawn}) < 2 or not view.has_energy:
+    if len({point.configuration for point in drawn}) < 2 or not view.result.has_energy:
         return []
     marks = [(p, "o" if p.configuration in view.front else ".") for p in result.points]
     marks.sort(key=lambda mark: mark[1] == "o")  # what matters more is drawn later
@@ -285,7 +285,7 @@ def share_lines(title: str, parts: Mapping[str, float], unit: str) -> list[str]:
 
 def menu(result: Answer) -> list[tuple[str, Point]]:
     """Return the fastest point, the knee and the least energy, each point once with its names."""
-    if not View(result).has_energy:
+    if not result.has_energy:
         return [("fastest", choose(result, Constraints(objective="time")).point)]
     fastest = min(result.points, key=lambda p: (p.time_to_solution_s, p.energy_to_solution_kJ))
     knee, least = (
@@ -357,7 +357,7 @@ def _menu_lines(view: View) -> list[str]:
         energy, time = (signed_percent(ratio - 1) for ratio in ratios) if ratios else ("", "")
         chosen = recommended is not None and configuration == recommended.configuration
         words, in_menu = offered.get(configuration, ("", None))
-        settings = settings_text(configuration, view.today)
+        settings = settings_text(configuration, view.result.today_configuration)
         if view.is_today(point):
             name = "today"
         else:
@@ -370,7 +370,7 @@ def _menu_lines(view: View) -> list[str]:
     widths = [max(len(row[i]) for row in rows[1:]) for i in range(5)]
     widths[3] = max(widths[3], len(rows[0][3]) - widths[4] - 1)
     rows[0] = ("", "time".rjust(widths[1]), "", rows[0][3].ljust(widths[3]), "", head)
-    metered = watts is None and view.has_energy
+    metered = watts is None and view.result.has_energy
     lines = [_row(row, widths, energy=metered) for row in rows]
     return lines + legend_lines([*(row[-1] for row in rows[1:]), *_advice(result)])
 

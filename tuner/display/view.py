@@ -14,7 +14,7 @@ from typing import Any
 
 from tuner.answer.answer import Answer
 from tuner.answer.choice import as_shown, ratios_to
-from tuner.answer.parts import Point, Recommendation
+from tuner.answer.parts import Point
 from tuner.formatting import (
     Units,
     change,
@@ -137,29 +137,14 @@ class View:
         failed = [record.meter for record in self.result.failures]
         return common_mark([point.meter for point in self.points] + failed)
 
-    @property
-    def has_energy(self) -> bool:
-        """False for a study of time alone."""
-        return self.result.has_energy
-
     def shown(self, energy: str) -> str:
         """Return a text about energy or power, or "" for a study of time alone."""
-        return energy if self.has_energy else ""
+        return energy if self.result.has_energy else ""
 
     @property
     def estimated(self) -> str:
         """The mark to follow an energy, " (estimated)", or ""."""
         return label(self.mark)
-
-    @cached_property
-    def today(self) -> Configuration | None:
-        """Configuration of the baseline; None if it was not measured."""
-        return self.result.today_configuration
-
-    @cached_property
-    def advice(self) -> Recommendation | None:
-        """The recommendation; None if nothing was measured."""
-        return self.result.recommendation
 
     def ratios(self, point: Point) -> tuple[float, float] | None:
         """Return a point's energy and time over the baseline's, as both are shown; None without a
@@ -168,15 +153,16 @@ class View:
         return None if rival is None else ratios_to(as_shown(rival), as_shown(point))
 
     def is_today(self, point: Point) -> bool:
-        return point.configuration == self.today
+        return point.configuration == self.result.today_configuration
 
     def role(self, point: Point) -> str:
         """Return "recommended" or "promising" for such a point, else ""."""
-        if self.advice is None:
+        advice = self.result.recommendation
+        if advice is None:
             return ""
-        if point.configuration == self.advice.point.configuration:
+        if point.configuration == advice.point.configuration:
             return "recommended"
-        promising = self.advice.promising
+        promising = advice.promising
         return "promising" if promising and point.configuration == promising.configuration else ""
 
     def changes(self, point: Point) -> tuple[str, str]:
@@ -305,8 +291,12 @@ class View:
     @property
     def _repaid(self) -> str:
         steps, share = self.result.spent.payback_steps, self.result.spent.payback_share
-        kept = self.advice is not None and self.advice.action == "keep"
-        if kept or steps is None or not math.isfinite(steps):
+        advice = self.result.recommendation
+        if (
+            (advice is not None and advice.action == "keep")
+            or steps is None
+            or not math.isfinite(steps)
+        ):
             return ""
         if share is not None and share > 1:
             return f"after {number(share)} runs of the whole job"
@@ -391,7 +381,7 @@ WITH_INTERVAL = (TIME, ENERGY)
 
 def energy_columns(table: Sequence[Column], view: View) -> list[Column]:
     """Return the columns of a table that have figures: of time alone, no metered ones."""
-    return [column for column in table if view.has_energy or not column.metered]
+    return [column for column in table if view.result.has_energy or not column.metered]
 
 
 #: Columns of a file by name, with its unit. By the name, too, those of energy are left out of a
@@ -425,6 +415,6 @@ _FILE: Mapping[str, Callable[[View, Point], Any]] = {
 
 def file_columns(view: View) -> dict[str, Callable[[Point], Any]]:
     """Return the columns of a file by name."""
-    metered = view.has_energy
+    metered = view.result.has_energy
     names = (name for name in _FILE if metered or not of_energy(name))
     return {name: partial(_FILE[name], view) for name in names}

@@ -32,7 +32,7 @@ from tuner.workload.node.host import (
 )
 from tuner.workload.node.meters import MeterError
 from tuner.workload.node.meters.base import METER, opener_of
-from tuner.workload.node.meters.time_meter import REMEDY, NoEnergy, permits_time_alone
+from tuner.workload.node.meters.gpus import REMEDY, NoEnergy, permits_time_alone
 from tuner.workload.node.platforms import SOCKET, detect_cluster, platform_of, platforms
 from tuner.workload.node.platforms.base import (
     NEEDED,

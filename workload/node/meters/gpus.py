@@ -18,6 +18,7 @@ import contextlib
 import ctypes
 import os
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,7 +26,8 @@ from typing import Any
 
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.fields import whole_number
-from tuner.workload.node.meters.base import MeterError, NoDriver
+from tuner.workload.node.meters.base import TIME_ALONE, CounterMeter, MeterError, NoDriver, Reading
+from tuner.workload.records.probe import STAND_IN_W, MeterInfo, PowerSample
 
 #: CUDA: "-1" hides itself and whatever follows; Slurm's word for no GPU.
 _NONE = ("-1", "NoDevFiles")
@@ -478,3 +480,53 @@ def clock_state(gpu: Gpu) -> dict[str, float]:
         bits = [getattr(nvml, f"nvmlClocksThrottleReason{cause}") for cause in causes]
         state[name] = float(any(reasons & bit for bit in bits))
     return state
+
+
+# Time alone: the substitute for a meter where devices report neither energy nor power.
+#
+# Slices of a GPU (MIG, vGPU) share its meter with others, and a study that minimizes time needs
+# none.
+
+
+#: What a user does about devices whose energy cannot be metered.
+REMEDY = "tuner optimize --minimize time, with no limit on energy or power, tunes time alone"
+
+
+class NoEnergy(MeterError):
+    """Reason of devices that report neither energy nor power, whatever the permissions."""
+
+
+class TimeMeter(CounterMeter):
+    """Stand-in for a meter, of scope "none"; `why` there is no energy is its source."""
+
+    def __init__(self, why: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock_s, self._start_s = clock, clock()
+        self.info = MeterInfo("time", "none", why, twin=on_twin())
+        self.resolution_s = 1e-6
+        super().__init__("time", min_s=0.0, clock=clock, sleep=time.sleep)
+
+    def _count(self) -> Reading:
+        now_s = self._clock_s()
+        return Reading(now_s, STAND_IN_W * (now_s - self._start_s))
+
+    def sample(self) -> PowerSample:
+        """Raise MeterError: there is no power to sample."""
+        raise MeterError(f"no power is told: {self.info.source}")
+
+
+@contextlib.contextmanager
+def time_alone(permitted: bool) -> Iterator[None]:
+    """Let studies run on devices without energy, if `permitted`, until the context ends."""
+    before = os.environ.get(TIME_ALONE)
+    if permitted:
+        os.environ[TIME_ALONE] = "1"
+    try:
+        yield
+    finally:
+        if permitted and before is None:
+            del os.environ[TIME_ALONE]
+
+
+def permits_time_alone(environ: Mapping[str, str]) -> bool:
+    """Return True if the current study is of time only."""
+    return bool(environ.get(TIME_ALONE))

@@ -30,13 +30,13 @@ from tuner.workload.node.meters.base import (
 )
 from tuner.workload.node.meters.gpus import (
     Gpu,
+    NoEnergy,
     clock_state,
     on_twin,
     open_nvml,
     query,
     visible_gpus,
 )
-from tuner.workload.node.meters.time_meter import NoEnergy
 from tuner.workload.records.probe import MeterInfo, PowerSample
 
 #: A counter that has not moved for so long is broken: it updates every 20 to 100 ms

@@ -22,7 +22,7 @@ from tuner.workload.node.clocks.clock_backends import shipped_ways
 from tuner.workload.node.host import CpuContention, why_few_cores, why_shm_is_small
 from tuner.workload.node.meters import Meter, MeterError
 from tuner.workload.node.meters.base import opener_of
-from tuner.workload.node.meters.time_meter import REMEDY, NoEnergy, TimeMeter, permits_time_alone
+from tuner.workload.node.meters.gpus import REMEDY, NoEnergy, TimeMeter, permits_time_alone
 from tuner.workload.records.probe import MeterInfo
 from tuner.workload.scripts.installed import TorchBuild
 

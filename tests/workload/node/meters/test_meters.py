@@ -22,10 +22,9 @@ from tuner.search_spaces.errors import InputError, InvalidValue
 from tuner.workload.node.clocks.governor import NvmlGovernor
 from tuner.workload.node.meters import Meter, MeterError
 from tuner.workload.node.meters.base import TAKEN, Timeline
-from tuner.workload.node.meters.gpus import Gpu, cuda_numbering, visible_gpus
+from tuner.workload.node.meters.gpus import Gpu, NoEnergy, cuda_numbering, visible_gpus
 from tuner.workload.node.meters.nvml import NvmlMeter
 from tuner.workload.node.meters.rapl import EstimatedMeter, RaplMeter
-from tuner.workload.node.meters.time_meter import NoEnergy
 from tuner.workload.node.platforms import platforms
 from tuner.workload.records.probe import MeterInfo, PowerSample
 

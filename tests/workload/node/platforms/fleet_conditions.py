@@ -24,9 +24,8 @@ from tests.workload.node.platforms import fleet_checks as checks
 from tuner.search_spaces.errors import InputError
 from tuner.workload.node.facts import NodeFacts, inspect_node
 from tuner.workload.node.meters.base import MeterError
-from tuner.workload.node.meters.gpus import cuda_numbering, opened_gpus
+from tuner.workload.node.meters.gpus import cuda_numbering, opened_gpus, time_alone
 from tuner.workload.node.meters.nvml import NvmlMeter
-from tuner.workload.node.meters.time_meter import time_alone
 from tuner.workload.node.platforms import detect_cluster, platform_of
 from tuner.workload.node.platforms.nvidia import Nvidia
 from tuner.workload.scripts.installed import TorchBuild
