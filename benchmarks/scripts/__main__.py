@@ -20,7 +20,9 @@ as `OWNER/NAME` or `OWNER+NAME/repo`; without it they are downloaded from GitHub
 - `error_told_s_over_own`: time to the error over that to the program's own death (aim 1.3). These
   are medians, with the program alone in the same run.
 - `probes_lost_to_one_cause`: the most of any search.
-- `recommendation_holds`: share of the recommendations whose time by hand lies in their interval.
+- `recommendation_holds`: share of the recommendations whose time by hand (their launch.sh and the
+  user's command in turn, twice) lies in their interval; `promise_kept`: share of what was named as
+  promising, because other processes or few launches left doubt, that was faster by hand.
 """
 
 from __future__ import annotations
@@ -82,6 +84,7 @@ def figures(attempts: Sequence[Attempt]) -> list[Figure]:
         "error_told_s_over_own": _ratios((found.ended_s, found.own_death_s) for found in tried),
     }
     held = [found.holds for found in tried if found.holds is not None]
+    promises = [kept for found in tried if (kept := found.keeps_promise) is not None]
     trained = [found for found in tried if found.verdict not in ("error told", "error not told")]
     recommended = sum(found.verdict == "answered" for found in trained)
     turned = sum(bool({*found.knobs} - {"threads"}) for found in trained)
@@ -105,6 +108,8 @@ def figures(attempts: Sequence[Attempt]) -> list[Figure]:
             every.append(Figure(name, statistics.median(found_ratios), "ratio"))
     if held:
         every.append(Figure("recommendation_holds", sum(held) / len(held), "ratio"))
+    if promises:
+        every.append(Figure("promise_kept", sum(promises) / len(promises), "ratio"))
     return every
 
 

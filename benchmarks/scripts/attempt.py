@@ -74,6 +74,7 @@ class Attempt:
         outside: times of the answer's table that lie outside of what the windows of the same
             configuration showed.
         failures: kind and message of each failed probe.
+        recommended: what to train with, or what may be better than today's (`promises`).
         time: relative time of what is recommended, with the ends of its interval; empty if the
             answer is to keep today's.
         by_hand: the same ratio, timed by hand; None if it was not.
@@ -96,6 +97,7 @@ class Attempt:
     probes: int = 0
     failures: list[str] = field(default_factory=list)
     recommended: str = ""
+    promises: bool = False
     time: list[float] = field(default_factory=list)
     by_hand: float | None = None
 
@@ -113,9 +115,14 @@ class Attempt:
     @property
     def holds(self) -> bool | None:
         """True if the time by hand lies in the interval; None if it was not timed."""
-        if self.by_hand is None:
+        if self.by_hand is None or not self.time:
             return None
         return self.time[1] <= self.by_hand <= self.time[2]
+
+    @property
+    def keeps_promise(self) -> bool | None:
+        """True if what the answer only named as promising was faster by hand; None if unknown."""
+        return self.by_hand < 0 if self.promises and self.by_hand is not None else None
 
     def line(self) -> str:
         """Return the row of a table."""
@@ -132,7 +139,8 @@ class Attempt:
             if value is not None
         )
         wrong = f" WRONG {self.wrong} of {self.today}" if self.wrong else ""
-        return f"{self.name:34} {self.verdict:14}{wrong} {first}; {self.says[:200]}"
+        timed = f" by hand {100 * self.by_hand:+.0f} % time" if self.by_hand is not None else ""
+        return f"{self.name:34} {self.verdict:14}{wrong} {first};{timed} {self.says[:200]}"
 
     def to_json(self) -> dict[str, Any]:
         """Return the attempt as JSON values."""
@@ -161,9 +169,9 @@ def attempt(program: Program, options: Options, announce: Callable[[str], None])
     shutil.rmtree(runs / program.slug, ignore_errors=True)
     code, log = _optimize(program, folder, runs, options, found)
     judge(found, program, alone, code, log)
-    if found.time and options.hand_s:
-        announce("timing the recommendation by hand")
-        found.by_hand = time_by_hand(program, folder, runs, options)
+    if found.recommended and options.hand_s:
+        announce(f"timing {found.recommended} by hand")
+        found.by_hand = time_by_hand(program, folder, runs, options, found.recommended)
     return found
 
 
@@ -257,6 +265,8 @@ def _read_result(found: Attempt, program: Program, result: Result) -> None:
     if advice.action == "train" and advice.time is not None:
         found.recommended = advice.point.configuration.short
         found.time = [advice.time.relative, advice.time.low, advice.time.high]
+    elif advice.promising is not None:
+        found.recommended, found.promises = advice.promising.configuration.short, True
 
 
 def outside_windows(result: Result, records: Sequence[ProbeRecord]) -> int:
@@ -274,19 +284,23 @@ def outside_windows(result: Result, records: Sequence[ProbeRecord]) -> int:
     )
 
 
-def time_by_hand(program: Program, folder: Path, runs: Path, options: Options) -> float | None:
-    """Return relative time per step of the recommended start over the user's, in turn twice."""
+def time_by_hand(
+    program: Program, folder: Path, runs: Path, options: Options, point: str
+) -> float | None:
+    """Return relative time per step of a point's launch.sh over the user's start, in turn twice."""
     python = options.cache / "environment" / "bin" / "python"
     environment = environment_of(program, folder, options.cache)
+    out = runs / program.slug / "by-hand"
+    written = ["--runs-dir", runs, "--point", point, "--out", out]
     subprocess.run(
-        [python, "-m", "tuner.cli", "apply", program.slug, "--runs-dir", runs],
+        [python, "-m", "tuner.cli", "apply", program.slug, *written],
         check=True,
         env=environment,
         capture_output=True,
         cwd=folder,
     )
     today = program.words(options.cache)
-    changed = ["bash", str(runs / program.slug / "best" / "launch.sh")]
+    changed = ["bash", str(out / "launch.sh")]
     times: tuple[list[float], list[float]] = ([], [])
     for words, kept in ((today, times[0]), (changed, times[1])) * 2:
         seen = _steps_within(words, folder, environment, options.hand_s)

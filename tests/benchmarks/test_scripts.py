@@ -112,7 +112,7 @@ def test_an_outcome_is_kept_for_the_same_attempt_alone(tmp_path: Path) -> None:
 def test_figures_compare_with_the_programs_themselves() -> None:
     good = Attempt("a", "a 1", "answered", own_first_step_s=2.0, today_s=3.0, first_point_s=6.0)
     good.time, good.by_hand = [-0.2, -0.3, -0.1], -0.15
-    good.knobs, good.outside = ["num_workers", "threads"], 2
+    good.knobs, good.outside, good.first_window_s = ["num_workers", "threads"], 2, 4.0
     wrong = Attempt("b", "b 1", "misread", wrong=["ranks"], time=[-0.2, -0.3, -0.1], by_hand=0.1)
     wrong.knobs = ["threads"]
     wrong.failures = ["crash: rank 0 died", "crash: rank 1 died", "memory: 3 GB"]
@@ -131,10 +131,23 @@ def test_figures_compare_with_the_programs_themselves() -> None:
             "probes_lost_to_one_cause": 2,
             "today_s_over_own": 1.5,
             "first_point_s_over_own": 3.0,
+            "first_point_without_window_over_own": 1.0,
             "error_told_s_over_own": 1.5,
             "recommendation_holds": 0.5,
         }
     )
+
+
+def test_what_is_only_promising_is_no_recommendation_and_is_judged_by_its_direction() -> None:
+    doubts = [
+        Attempt(str(time), "a 1", "answered", recommended="threads=1", promises=True, by_hand=time)
+        for time in (-0.5, -0.1, 0.02, None)
+    ]
+    assert [each.keeps_promise for each in doubts] == [True, True, False, None]
+    assert [each.holds for each in doubts] == [None] * 4
+    found = {figure.name: figure.value for figure in scripts.figures(doubts)}
+    assert found["promise_kept"] == pytest.approx(2 / 3)
+    assert "recommendation_holds" not in found
 
 
 def test_a_figure_that_no_window_showed_is_counted() -> None:
