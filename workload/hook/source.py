@@ -131,16 +131,23 @@ def arguments() -> dict[str, dict[str, Any]]:
     return {name: option for options in _parsed for name, option in options.items()}
 
 
-def batches() -> dict[str, int]:
+def batches(*, running: bool = False) -> dict[str, int]:
     """Return the integers that are named as a batch, by name.
 
-    Parsed arguments, and the variables of the main module and of the program's functions that are
-    running, with the values in their objects and tables (`config.batch_size`).
+    Parsed arguments, and the variables of the main module, with the values in its objects and
+    tables (`config.batch_size`).
+
+    Args:
+        running: those of the program's functions on the stack, too. Only where the process ends
+            soon: up to Python 3.12 a frame keeps what it was asked for, tensors included.
     """
     found: dict[str, int] = {}
     for options in _parsed:
         _add_batches(found, {name: each["value"] for name, each in options.items()}, counters=True)
-    for names in ({**vars(sys.modules["__main__"])}, *_running()):
+    for names in (
+        {**vars(sys.modules["__main__"])},
+        *(_running() if running else ()),
+    ):
         _add_batches(found, names)
         for holder, value in names.items():
             if not inspect.ismodule(value):

@@ -99,7 +99,8 @@ def facts() -> dict[str, Any]:
     if (counts := seen.get("counted")) is not None:
         named |= {"groups": counts.groups, "first_batch": counts.first_batch}
         named |= {"samples": counts.samples, "batch_norm": counts.normalises}
-        named |= {"named": source.batches(), "arguments": source.arguments()}
+        ends = bool(options.get("inspect")) and counts.over  # and not in what is measured
+        named |= {"named": source.batches(running=ends), "arguments": source.arguments()}
     if names is not None:
         named["own"] = names.own
     return {**named, "reads": sorted(names.read) if names is not None else []}

@@ -80,7 +80,7 @@ def test_what_a_parser_refuses_is_the_programs_own_error() -> None:
 
 def named(program: str) -> dict[str, int]:
     head = "import json\nfrom tuner.workload.hook import source\n"
-    tell = "\ndef tell(): print(json.dumps(source.batches()))\n"
+    tell = "\ndef tell(): print(json.dumps(source.batches(running=True)))\n"
     command = [sys.executable, "-c", head + tell + program]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     found: dict[str, int] = json.loads(done.stdout)
@@ -108,3 +108,13 @@ def named(program: str) -> dict[str, int]:
 )
 def test_variables_that_are_named_as_a_batch(program: str, found: dict[str, int]) -> None:
     assert named(program) == found
+
+
+def test_a_function_of_a_measured_program_is_not_asked_for_its_variables() -> None:
+    """Its frame would keep the tensors of that step for as long as it runs."""
+    program = (
+        "import gc, weakref\nclass Big: pass\n"
+        "def main():\n    batch_size, big = 6, Big()\n    gone = weakref.ref(big)\n"
+        "    tell()\n    del big\n    gc.collect()\n    assert gone() is None\nmain()"
+    )
+    assert named(program.replace("tell()", "print(json.dumps(source.batches()))")) == {}
