@@ -8,7 +8,7 @@ import statistics
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -245,10 +245,7 @@ def _read_result(found: Attempt, program: Program, result: Result) -> None:
     if result.today is not None:
         read = result.today.to_json()
         found.today = {part: read[part] for part in PARTS}
-        truth = dict(zip(PARTS, program.today, strict=True))
-        found.wrong = [
-            part for part, value in found.today.items() if value not in (None, truth[part])
-        ]
+        found.wrong = misread(found.today, program.today)
     assert result.run_dir is not None
     records = read_trace(RunFolder(result.run_dir).trace).records
     found.probes = len(records)
@@ -267,6 +264,12 @@ def _read_result(found: Attempt, program: Program, result: Result) -> None:
         found.time = [advice.time.relative, advice.time.low, advice.time.high]
     elif advice.promising is not None:
         found.recommended, found.promises = advice.promising.configuration.short, True
+
+
+def misread(today: Mapping[str, int | None], truth: Sequence[int]) -> list[str]:
+    """Return the `PARTS` that are known and differ from the truth, as far as that was read."""
+    known = zip(PARTS, truth, strict=False)
+    return [part for part, value in known if today[part] not in (None, value)]
 
 
 def outside_windows(result: Result, records: Sequence[ProbeRecord]) -> int:

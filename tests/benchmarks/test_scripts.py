@@ -16,7 +16,14 @@ import yaml
 
 from benchmarks.scripts import __main__ as scripts
 from benchmarks.scripts.alone import Alone, start_alone
-from benchmarks.scripts.attempt import Attempt, Options, judge, outside_windows
+from benchmarks.scripts.attempt import (
+    PARTS,
+    Attempt,
+    Options,
+    judge,
+    misread,
+    outside_windows,
+)
 from benchmarks.scripts.environment import Unavailable, checkout
 from benchmarks.scripts.inputs import _texts, sentences
 from benchmarks.scripts.programs import Program, listed, prepare
@@ -148,6 +155,13 @@ def test_what_is_only_promising_is_no_recommendation_and_is_judged_by_its_direct
     found = {figure.name: figure.value for figure in scripts.figures(doubts)}
     assert found["promise_kept"] == pytest.approx(2 / 3)
     assert "recommendation_holds" not in found
+
+
+def test_todays_training_is_judged_as_far_as_it_was_read_by_hand() -> None:
+    read = dict(zip(PARTS, (1, 64, None, 64), strict=True))
+    assert misread(read, (1,)) == misread(read, (1, 64, 1, 64)) == misread(read, ()) == []
+    assert misread(read, (2, 32)) == ["ranks", "micro_batch"]
+    assert misread(read, (1, 64, 1, 0)) == ["global_batch"]
 
 
 def test_a_figure_that_no_window_showed_is_counted() -> None:
