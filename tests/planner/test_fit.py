@@ -10,7 +10,7 @@ from tuner.models.analytic.model import AnalyticModel
 from tuner.models.memory_margin import MemoryMargin
 from tuner.planner.fit import LIKELY, SURE, Fit, fit
 from tuner.search_spaces.cluster import Cluster, enlarged, load_cluster
-from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError, InvalidConfiguration, UnknownName
 from tuner.search_spaces.job import TrainingJob, load_job
 from tuner.search_spaces.rules import broken_rules
@@ -83,9 +83,9 @@ def test_learned_positions_bound_the_sequence() -> None:
     assert (said.sequence_length.likely, said.sequence_length.capped) == (2048, True)
 
 
-def test_the_cheapest_change_is_the_fastest_of_those_with_fewest_knobs(tight: Fit) -> None:
+def test_changes_are_the_fastest_by_their_number_of_knobs_the_fastest_first(tight: Fit) -> None:
     assert not tight.fits
-    cheapest = tight.changes[0]
+    *_, smallest = tight.changes
     space = load_space("full")
     launches = [
         Configuration(launch)
@@ -99,12 +99,22 @@ def test_the_cheapest_change_is_the_fastest_of_those_with_fewest_knobs(tight: Fi
         [sum(c.get(n) != tight.configuration.get(n) for n in c.launch) for c in launches]
     )
     fewest = knobs[sure].min()
-    assert len(cheapest.knobs) == fewest
-    assert cheapest.step_time_s == pytest.approx(said.step_time_s[sure & (knobs == fewest)].min())
-    assert chance(peak(cheapest.configuration)) == pytest.approx(cheapest.probability)
-    assert not broken_rules(cheapest.configuration, JOB, CLUSTER)
+    assert len(smallest.knobs) == fewest
+    for change in tight.changes:
+        of_as_many = sure & (knobs == len(change.knobs))
+        assert change.step_time_s == pytest.approx(said.step_time_s[of_as_many].min())
+        assert chance(peak(change.configuration)) == pytest.approx(change.probability)
+        assert not broken_rules(change.configuration, JOB, CLUSTER)
     times = [change.step_time_s for change in tight.changes]
-    assert times == sorted(times, reverse=True)
+    assert times == sorted(times)
+
+
+def test_the_cheapest_change_costs_the_least_though_an_offload_alone_would_do() -> None:
+    said = fit("qwen2.5-7b", cluster="a100-8", configuration="dp8 mb2 zero1")
+    first, *slower = said.changes
+    assert all(first.time_ratio < change.time_ratio for change in slower)
+    assert [change.knobs for change in slower] == [("activation_offload",)]
+    assert len(first.knobs) > 1
 
 
 def test_what_surely_fits_needs_no_change(roomy: Fit) -> None:
@@ -183,16 +193,35 @@ def test_a_whole_model_is_saved_through_the_first_ranks_host(knobs: str, bytes_e
     assert prediction.saving_bytes == bytes_each * prediction.parameter_count
 
 
-def test_the_launches_of_a_cluster_are_listed_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    listed: list[int] = []
+def test_only_launches_on_as_many_gpus_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    listed: list[int | None] = []
     plain = SearchSpace.groups
 
-    def groups(self: SearchSpace, job: TrainingJob, cluster: Cluster) -> object:
-        listed.append(cluster.nodes)
-        return plain(self, job, cluster)
+    def groups(
+        self: SearchSpace, job: TrainingJob, cluster: Cluster, *, gpus: int | None = None
+    ) -> object:
+        listed.append(gpus)
+        return plain(self, job, cluster, gpus=gpus)
 
     monkeypatch.setattr(SearchSpace, "groups", groups)
     found = fit(JOB, cluster=CLUSTER, configuration="dp8 mb4 zero0")
     assert found.changes
+    assert set(listed) == {8}
     assert found.fewest_gpus is not None
-    assert listed == sorted(set(listed))
+    assert max(n for n in listed if n) == 8
+
+
+@pytest.mark.parametrize("name", ["qwen2.5-7b", "olmoe-1b-7b"])
+def test_every_launch_has_a_lighter_one_among_those_that_decide_a_size(name: str) -> None:
+    """A size is passed over by fewer launches than it has, and none of the others may fit there."""
+    job = load_job(name)
+    model = AnalyticModel(job, CLUSTER)
+    launches = [Configuration(each) for each, _ in load_space("full").groups(job, CLUSTER)]
+    peaks = np.column_stack(model.peaks(launches))
+    place = {launch.launch: at for at, launch in enumerate(launches)}
+    lighter = {"activation_offload": "sync"}
+    for launch, bytes_here in zip(launches, peaks, strict=True):
+        changed = {knob: other for knob, other in lighter.items() if launch.get(knob) == "async"}
+        settings = Settings(launch.launch, micro_batch=1, **changed)
+        assert settings in place, settings.key
+        assert (peaks[place[settings]] <= bytes_here * (1 + 1e-12)).all(), settings.key

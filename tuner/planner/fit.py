@@ -41,6 +41,8 @@ MULTIPLE = 16
 #: by this share.
 MOST_CHANGES, WORTH = 3, 0.05
 
+#: Values that take no less memory than another of the same knob does.
+_NO_LIGHTER = {"activation_offload": "async"}
 #: Knobs of a launch that change what the model learns, or where it is stored, are left alone.
 _KEPT = ("global_batch",)
 
@@ -92,9 +94,8 @@ class Fit:
         micro_batch: the largest micro-batch that divides the global batch.
         fewest_replicas: the fewest GPUs on which it fits if only the replicas' number changes;
             None if it does on none.
-        changes: configurations of the space that fit, on as many GPUs if any does: the fastest of
-            those that differ in the fewest knobs, then faster ones that differ in more; empty if
-            this one surely fits.
+        changes: configurations of the space that fit, on as many GPUs if any does, the fastest
+            first: then slower ones that differ in fewer knobs; empty if this one surely fits.
         doubts: sentences on what of the model no formula describes (`ModelFacts.doubts`).
         assumed: sentences on what a model alone does not give.
     """
@@ -292,10 +293,13 @@ class _Request:
         return self.model.predict([self.configuration])
 
     def probabilities(
-        self, prediction: Prediction, configurations: Sequence[Configuration]
+        self,
+        device_bytes: np.ndarray,
+        host_bytes: np.ndarray,
+        configurations: Sequence[Configuration],
     ) -> np.ndarray:
         """Return the probability that each predicted peak fits; 0 if the host has no room."""
-        share = prediction.memory_bytes / _capacity(self.cluster, configurations)
+        share = device_bytes / _capacity(self.cluster, configurations)
         alone = np.array([c.world_size == 1 for c in configurations])
         probability = np.where(
             alone,
@@ -303,21 +307,39 @@ class _Request:
             MemoryMargin(1.0).probability_of_fitting(share),
         )
         host = self.cluster.host_memory_bytes
-        return (
-            np.where(prediction.host_memory_bytes > host, 0.0, probability) if host else probability
-        )
+        return np.where(host_bytes > host, 0.0, probability) if host else probability
 
     @property
     def probability(self) -> float:
-        return float(self.probabilities(self.prediction, [self.configuration])[0])
+        peaks = self.model.peaks([self.configuration])
+        return float(self.probabilities(*peaks, [self.configuration])[0])
 
     @cached_property
-    def launches(self) -> list[Configuration]:
+    def lightest(self) -> SearchSpace:
+        """The space with its smallest micro-batch alone, and without `_NO_LIGHTER`."""
+        choices = dict(self.space.choices)
+        for name, values in self.space.values(self.job, self.cluster).items():
+            if name == "micro_batch":
+                choices[name] = (min(int(str(value)) for value in values),)
+            elif name in _NO_LIGHTER and len(values) > 1:
+                choices[name] = tuple(value for value in values if value != _NO_LIGHTER[name])
+        return replace(self.space, choices=choices)
+
+    def sizes_with_room(self, gpus: int | None) -> list[int]:
+        """Return the numbers of ranks on which a launch fits: this one, or any if it is None.
+
+        Many fewer launches are listed than there are: the others never fit better (`lightest`).
+        """
+        found, _ = _with_room(self, self.launches_on(gpus, self.lightest))
+        return sorted({launch.world_size for launch in found})
+
+    def launches_on(self, gpus: int | None, space: SearchSpace) -> list[Configuration]:
+        """Return the launches of so many ranks, which are listed without the others, or of any."""
         kept = {n: v for n in _KEPT if (v := self.configuration.launch.get(n)) is not None}
         try:
             return [
                 Configuration(Settings(launch, **kept), self.configuration.live)
-                for launch, _ in self.space.groups(self.job, self.cluster)
+                for launch, _ in space.groups(self.job, self.cluster, gpus=gpus)
             ]
         except InputError:
             return []
@@ -340,7 +362,7 @@ def _largest_micro_batch(request: _Request) -> Headroom:
     every = (_with(request.configuration, micro_batch=n) for n in sizes)
     valid = [c for c in every if not broken_rules(c, request.job, request.cluster)]
     micro_batches = np.array([c.micro_batch for c in valid])
-    probability = request.probabilities(request.model.predict(valid), valid)
+    probability = request.probabilities(*request.model.peaks(valid), valid)
     likely, sure = (
         int(micro_batches[probability >= least].max(initial=0)) for least in (LIKELY, SURE)
     )
@@ -383,16 +405,17 @@ def _sizes(cluster: Cluster) -> Iterator[int]:
         size *= 2
 
 
-def _fitting(request: _Request, configurations: Sequence[Configuration]) -> list[Change]:
-    """Return those that surely fit, or else probably, the fastest first."""
-    if not configurations:
+def _fitting(request: _Request, gpus: int | None) -> list[Change]:
+    """Return what surely fits on so many GPUs, or else probably, or on any; the fastest first."""
+    sizes = request.sizes_with_room(gpus)
+    if not sizes:
         return []
+    every = [launch for size in sizes for launch in request.launches_on(size, request.space)]
+    configurations, probability = _with_room(request, every)
     prediction = request.model.predict(configurations)
-    probability = request.probabilities(prediction, configurations)
     times_s, energies_J = prediction.step_time_s, prediction.step_time_s * prediction.power_W
     now_s = float(request.prediction.step_time_s[0])
     now_J = now_s * float(request.prediction.power_W[0])
-    rows = np.flatnonzero(probability >= (SURE if (probability >= SURE).any() else LIKELY))
     return [
         Change(
             configuration=(changed := configurations[row]),
@@ -408,18 +431,27 @@ def _fitting(request: _Request, configurations: Sequence[Configuration]) -> list
             time_ratio=float(times_s[row]) / now_s,
             energy_ratio=float(energies_J[row]) / now_J,
         )
-        for row in rows[np.argsort(times_s[rows], kind="stable")]
+        for row in np.argsort(times_s, kind="stable").tolist()
     ]
+
+
+def _with_room(
+    request: _Request, configurations: Sequence[Configuration]
+) -> tuple[list[Configuration], np.ndarray]:
+    """Return those that surely fit, or else probably, with their probabilities."""
+    if not configurations:
+        return [], np.empty(0)
+    peaks = request.model.peaks(configurations)
+    probability = request.probabilities(*peaks, configurations)
+    rows = np.flatnonzero(probability >= (SURE if (probability >= SURE).any() else LIKELY))
+    return [configurations[row] for row in rows.tolist()], probability[rows]
 
 
 def _fewest_gpus(request: _Request) -> tuple[int, Change] | None:
     # Of those on so few GPUs it is the fastest of the ones that differ in the fewest knobs.
-    on = {request.cluster.nodes: request}
     for size in _sizes(request.cluster):
-        cluster = enlarged(request.cluster, size)
-        there = on.setdefault(cluster.nodes, replace(request, cluster=cluster))
-        found = _fitting(there, [c for c in there.launches if c.world_size == size])
-        if found:
+        there = replace(request, cluster=enlarged(request.cluster, size))
+        if found := _fitting(there, size):
             return size, min(found, key=lambda change: len(change.knobs))
     return None
 
@@ -441,18 +473,17 @@ def _fewest_replicas(request: _Request) -> int | None:
 def _changes(request: _Request) -> tuple[Change, ...]:
     """Return the fastest change by each number of knobs, as long as more knobs are worth it.
 
-    The number of GPUs stays if anything fits on as many.
+    The fastest of them is the first. The number of GPUs stays if anything fits on as many.
     """
-    same = [c for c in request.launches if c.world_size == request.configuration.world_size]
     best: dict[int, Change] = {}
-    for change in _fitting(request, same) or _fitting(request, request.launches):
+    for change in _fitting(request, request.configuration.world_size) or _fitting(request, None):
         best.setdefault(len(change.knobs), change)
     found: list[Change] = []
     for number in sorted(best):
         worth = not found or best[number].step_time_s < (1 - WORTH) * found[-1].step_time_s
         if number and worth:
             found.append(best[number])
-    return tuple(found[:MOST_CHANGES])
+    return tuple(reversed(found[:MOST_CHANGES]))
 
 
 def saving_bytes(job: TrainingJob, cluster: Cluster, configuration: Configuration) -> float:

@@ -152,12 +152,12 @@ def fit_lines(fit: Fit, costs: Forecast) -> list[str]:
     none = f"No configuration of space {fit.space} fits on {fit.cluster.name}"
     changes = ["", none] if fit.probability < SURE else []
     if fit.changes:
-        first, *faster = fit.changes
+        first, *slower = fit.changes
         changes = ["", "Cheapest change that fits", f"  {_change(first, doubted)}"]
-        if faster:
+        if slower:
             changes += [
-                "Faster, with more changes",
-                *(f"  {_change(each, doubted)}" for each in faster),
+                "Slower, with fewer changes",
+                *(f"  {_change(each, doubted)}" for each in slower),
             ]
     shown = [fit.configuration.short, *changes]
     if legend := settings_legend(shown):
