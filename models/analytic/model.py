@@ -237,8 +237,13 @@ class AnalyticModel:
 
     def memory_bytes(self, configurations: Sequence[Configuration]) -> np.ndarray:
         """Return the peak bytes on the device of the fullest rank."""
+        return self.peaks(configurations)[0]
+
+    def peaks(self, configurations: Sequence[Configuration]) -> tuple[np.ndarray, np.ndarray]:
+        """Return peak bytes on the fullest rank's device and on a node's host, shape (n,) each."""
         layout = self._layout_of(configurations)
-        return self._memory(layout.launches)[0][layout.row]
+        device, host = self._memory(layout.launches)
+        return device[layout.row], host[layout.row]
 
     def breakdown(self, configuration: Configuration) -> Breakdown:
         """Return the parts of one configuration's time, energy and memory."""

@@ -272,29 +272,232 @@ def test_an_optimizer_or_adapter_of_another_kind_is_doubted() -> None:
     assert "finetuning_type = freeze" in " ".join(training_of_file(write(frozen), 8).doubts)
 
 
-FACTORY_V1 = """model: Qwen/Qwen3-4B
-peft_config: {name: lora, r: 16, target_modules: all}
+FACTORY_V1 = """model: ./llama
+model_class: llm
+peft_config: {name: lora, r: 16, lora_alpha: 32, lora_dropout: 0.05, target_modules: all}
+kernel_config: {name: auto}
+quant_config: null
 dist_config: {name: fsdp2, dcp_path: null}
 train_dataset: data/v1_sft_demo.yaml
 micro_batch_size: 1
 cutoff_len: 2048
+learning_rate: 1.0e-4
+max_steps: 10
+sample_backend: hf
 """
-AUTOMODEL = """step_scheduler: {global_batch_size: 64, local_batch_size: 8}
+ADAPTERS = (
+    "peft_config: {name: lora, r: 16, lora_alpha: 32, lora_dropout: 0.05, target_modules: all}\n"
+)
+WHOLE_V1 = FACTORY_V1.replace(ADAPTERS, "")
+SHARDED = "dist_config: {name: fsdp2, dcp_path: null}"
+
+
+@pytest.mark.parametrize(
+    ("text", "batch", "precision", "knobs", "lora"),
+    [
+        # LLaMA-Factory's examples/v1: train_full_fsdp2_batching_normal, train_lora_sft,
+        # quantization, train_full_deepspeed, train_full_ulysses_cp, as counted by hand.
+        (
+            WHOLE_V1.replace("batch_size: 1", "batch_size: 2") + "batching_strategy: normal\n",
+            (2, 1),
+            "bf16",
+            {"sharding": "fsdp2", "activation_checkpointing": "full", "zero_stage": 0},
+            None,
+        ),
+        (FACTORY_V1, (1, 1), "bf16", {"sharding": "fsdp2"}, LoRA(16, "all-linear")),
+        (
+            FACTORY_V1.replace("quant_config: null", "quant_config: {name: bnb}"),
+            (1, 1),
+            "bf16",
+            {"sharding": "fsdp2"},
+            LoRA(16, "all-linear", "nf4-double"),
+        ),
+        (
+            WHOLE_V1.replace(SHARDED, "dist_config: {name: deepspeed, config_file: ds/z3.json}"),
+            (1, 1),
+            "bf16",
+            {"zero_stage": 3, "activation_checkpointing": "full"},
+            None,
+        ),
+        (
+            WHOLE_V1 + "cp_mode: ulysses\ncp_size: 2\nbf16: false\n",
+            (1, 1),
+            "fp32",
+            {"sequence_parallel": 2, "sharding": "fsdp2"},
+            None,
+        ),
+        # Without a plug-in it is torch's DDP of fp32 weights; bf16 is FSDP's alone.
+        (WHOLE_V1.replace(SHARDED, "dist_config: null"), (1, 1), "fp32", {"zero_stage": 0}, None),
+        (
+            WHOLE_V1.replace("null}", "null, offload_params: true, reshard_after_forward: false}")
+            + "global_batch_size: 32\nenable_activation_checkpointing: false\n",
+            (1, 4),
+            "bf16",
+            {
+                "sharding": "fsdp2_no_reshard",
+                "parameter_offload": "cpu",
+                "activation_checkpointing": "none",
+            },
+            None,
+        ),
+    ],
+)
+def test_files_of_llama_factorys_v1_schema(
+    text: str, batch: tuple[int, int], precision: str, knobs: dict[str, object], lora: LoRA | None
+) -> None:
+    read = training_of_file(write(text), 8)
+    assert (read.framework, read.model) == ("llama-factory-v1", "./llama")
+    assert (read.micro_batch, read.accumulation, read.sequence_length) == (*batch, 2048)
+    assert (read.precision, read.lora, read.doubts) == (precision, lora, ())
+    assert {name: read.knobs.get(name) for name in knobs} == knobs
+
+
+@pytest.mark.parametrize(
+    ("text", "doubted"),
+    [
+        (WHOLE_V1 + "peft_config: {name: freeze, freeze_trainable_layers: 2}\n", "= freeze"),
+        (WHOLE_V1 + "optim_config: {name: muon, momentum: 0.95}\n", "optim_config.name = muon"),
+        (WHOLE_V1.replace("class: llm", "class: cls"), "model_class = cls"),
+        (FACTORY_V1.replace("quant_config: null", "quant_config: {name: gptq}"), "gptq"),
+    ],
+)
+def test_what_v1_trains_otherwise_is_doubted(text: str, doubted: str) -> None:
+    assert any(doubted in doubt for doubt in training_of_file(write(text), 8).doubts)
+
+
+def test_the_command_of_v1_is_read_by_its_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = write(FACTORY_V1)
+    for words in (["llamafactory-cli", "sft", name], ["lmf", "train", name]):
+        read = training_of_command([*words, "micro_batch_size=4"], 8)
+        assert (read.framework, read.micro_batch) == ("llama-factory-v1", 4)
+    assert training_of_command(["lmf", "train", write(FACTORY)], 8).framework == "llama-factory"
+
+
+AUTOMODEL = """recipe: TrainFinetuneRecipeForNextTokenPrediction
+step_scheduler: {global_batch_size: 64, local_batch_size: 8, ckpt_every_steps: 1000}
+dist_env: {backend: nccl, timeout_minutes: 1}
 model:
   _target_: nemo_automodel.NeMoAutoModelForCausalLM.from_pretrained
-  pretrained_model_name_or_path: meta-llama/Llama-3.2-1B
-distributed: {strategy: fsdp2}
+  pretrained_model_name_or_path: ./llama
+distributed: {strategy: fsdp2, dp_size: none, tp_size: 1, cp_size: 1, sequence_parallel: false}
+loss_fn: {_target_: nemo_automodel.components.loss.masked_ce.MaskedCrossEntropy}
+dataset: {_target_: nemo_automodel.components.datasets.llm.squad.make_squad_dataset, split: train}
+packed_sequence: {packed_sequence_size: 0}
+optimizer: {_target_: torch.optim.Adam, betas: [0.9, 0.999], eps: 1e-8, lr: 1.0e-5}
+lr_scheduler: {lr_decay_style: cosine, min_lr: 1.0e-6}
 """
+MOCK = "dataset: {_target_: mock.MockIterableDataset, vocab_size: 100, seq_len: 4096}"
+NEMO_LORA = """peft:
+  _target_: nemo_automodel.components._peft.lora.PeftConfig
+  target_modules: '*_proj'
+  dim: 16
+  alpha: 32
+  use_triton: true
+"""
+SQUAD = AUTOMODEL.splitlines()[8]
+STRATEGY = AUTOMODEL.splitlines()[6]
 
 
-def test_a_command_whose_file_has_a_schema_that_is_not_read_is_told_so(
-    capsys: pytest.CaptureFixture[str],
+@pytest.mark.parametrize(
+    ("text", "batch", "length", "knobs", "lora"),
+    [
+        # NeMo Automodel's examples, as counted by hand: llama3_2_1b_squad of 0.1 and of today,
+        # qwen2_5_7b_peft_benchmark, llama3_1_8b_instruct_squad_qlora_2node, gptoss_20b_torch.
+        (
+            AUTOMODEL.replace(
+                "strategy: fsdp2",
+                "_target_: nemo_automodel.components.distributed.fsdp2.FSDP2Manager",
+            ),
+            (8, 1),
+            0,
+            {"sharding": "fsdp2", "activation_checkpointing": "none"},
+            None,
+        ),
+        (AUTOMODEL, (8, 1), 0, {"sharding": "fsdp2", "tensor_parallel": 1}, None),
+        (
+            AUTOMODEL.replace("64, local_batch_size: 8", "32, local_batch_size: 2").replace(
+                SQUAD, MOCK
+            )
+            + NEMO_LORA,
+            (2, 2),
+            4096,
+            {"sharding": "fsdp2"},
+            LoRA(16, "all-linear"),
+        ),
+        (
+            AUTOMODEL.replace("64, local_batch_size: 8", "16, local_batch_size: 1")
+            + NEMO_LORA
+            + "quantization: {load_in_4bit: true, load_in_8bit: false, "
+            "bnb_4bit_compute_dtype: bfloat16, bnb_4bit_use_double_quant: true}\n",
+            (1, 2),
+            0,
+            {"sharding": "fsdp2"},
+            LoRA(16, "all-linear", "nf4-double"),
+        ),
+        (
+            AUTOMODEL.replace("64, local_batch_size: 8", "256, local_batch_size: 1")
+            .replace(SQUAD, MOCK)
+            .replace("cp_size: 1", "cp_size: 1, ep_size: 8, activation_checkpointing: true")
+            .replace(
+                "  pretrained_model_name_or_path: ./llama",
+                "  config: {pretrained_model_name_or_path: ./llama}",
+            ),
+            (1, 32),
+            4096,
+            {"expert_parallel": 8, "activation_checkpointing": "full"},
+            None,
+        ),
+        (
+            AUTOMODEL.replace("packed_sequence_size: 0", "packed_sequence_size: 8192").replace(
+                "tp_size: 1, cp_size: 1", "tp_size: 2, cp_size: 2"
+            ),
+            (8, 4),
+            8192,
+            {"tensor_parallel": 2, "sequence_parallel": 2},
+            None,
+        ),
+    ],
+)
+def test_files_of_nemo_automodel(
+    text: str, batch: tuple[int, int], length: int, knobs: dict[str, object], lora: LoRA | None
 ) -> None:
-    words = ["llamafactory-cli", "train", write(FACTORY_V1)]
-    assert main(["fit", "--cluster", "a100-8", "--", *words]) == 2
-    printed = capsys.readouterr().err
-    assert "LLaMA-Factory's v1 schema, which is not read" in printed
-    assert "model_name_or_path" not in printed
+    read = training_of_file(write(text), 8)
+    assert (read.framework, read.model, read.precision) == ("nemo-automodel", "./llama", "bf16")
+    assert (read.micro_batch, read.accumulation, read.sequence_length) == (*batch, length)
+    assert (read.lora, read.doubts) == (lora, ())
+    assert {name: read.knobs.get(name) for name in knobs} == knobs
+    # Weights, gradients and moments keep the dtype in which the model is loaded.
+    assert read.program.pure_bf16 == (lora is None)
+
+
+@pytest.mark.parametrize(
+    ("text", "doubted"),
+    [
+        (AUTOMODEL.replace("strategy: fsdp2", "strategy: megatron_fsdp"), "sharding of"),
+        (AUTOMODEL.replace("strategy: fsdp2", "_target_: a.DDPManager"), "sharding of"),
+        (AUTOMODEL.replace("torch.optim.Adam", "dion.Muon"), "optimizer._target_ = dion.Muon"),
+        (AUTOMODEL.replace("masked_ce.Masked", "linear_ce.FusedLinear"), "FusedLinearCross"),
+        (AUTOMODEL.replace("NextTokenPrediction", "SequenceClassification"), "recipe = "),
+        (AUTOMODEL + NEMO_LORA + "  exclude_modules: ['*.lm_head']\n", "exclude_modules"),
+        (AUTOMODEL + "qat: {enabled: true}\n", "qat"),
+    ],
+)
+def test_what_automodel_does_otherwise_is_doubted_alone(text: str, doubted: str) -> None:
+    (doubt,) = training_of_file(write(text), 8).doubts
+    assert doubted in doubt
+
+
+def test_a_length_that_no_file_states_is_asked_for() -> None:
+    with pytest.raises(InputError, match=r"does not say the tokens .* --sequence-length"):
+        stated_plan(write(AUTOMODEL), "a100-8")
+    found = stated_plan(write(AUTOMODEL), "a100-8", sequence_length=1024)
+    assert (found.job.sequence_length, found.job.global_batch) == (1024, 64)
+
+
+def test_a_global_batch_that_the_replicas_do_not_share_is_refused() -> None:
+    text = AUTOMODEL.replace("global_batch_size: 64", "global_batch_size: 60")
+    with pytest.raises(InputError, match=r"60 of train[.]yaml is no multiple of the micro-batch"):
+        training_of_file(write(text), 8)
 
 
 def test_a_file_of_data_beside_it_may_be_no_yaml() -> None:
@@ -308,8 +511,6 @@ def test_a_file_of_data_beside_it_may_be_no_yaml() -> None:
     [
         ("a: 1\n", "has the keys of no framework that is read"),
         ("- a\n", "holds no keys"),
-        (FACTORY_V1, "LLaMA-Factory's v1 schema, which is not read; describe"),
-        (AUTOMODEL, "NeMo Automodel's schema, which is not read"),
         (
             "trainer: {devices: 8}\nexp_manager: {}\nmodel: {}\n",
             "the schema of NeMo's Hydra files, which",

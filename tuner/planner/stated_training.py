@@ -76,12 +76,18 @@ def stated_plan(
         training = training_of_file(named, devices)
     else:
         training = training_of_command(named, devices, gpus=gpus)
+    length = sequence_length or training.sequence_length
+    if not length:
+        raise InputError(
+            f"{training.source} does not say the tokens of a sequence; give "
+            f"{' or '.join(training.length_keys)}, or --sequence-length to tuner fit"
+        )
     ranks, degree = _ranks_of(training, found, gpus)
     replicas = ranks // degree
     job = StatedJob(
         name=Path(training.source).stem.replace(" ", "-"),
         model=_model(training, model_config),
-        sequence_length=sequence_length or training.sequence_length,
+        sequence_length=length,
         global_batch=training.micro_batch * training.accumulation * replicas,
         precision=training.precision,  # type: ignore[arg-type]
         lora=training.lora,
@@ -191,7 +197,7 @@ def _stated(training: StatedTraining) -> str:
     parts = [
         training.model or _by_its_sizes(training),
         f"micro-batch {training.micro_batch}, accumulation {training.accumulation}",
-        f"{training.sequence_length:,} tokens",
+        *([f"{training.sequence_length:,} tokens"] if training.sequence_length else []),
         training.precision,
         f"LoRA of rank {lora.rank} on {lora.targets}" if lora else "every parameter trained",
     ]

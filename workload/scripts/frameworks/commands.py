@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,14 +25,7 @@ ENDINGS = (".yaml", ".yml")
 _LAUNCHER = Command(option="--{key} {value}")
 _NEXT = "give the command that trains: tuner fit -- COMMAND"
 #: Schemas that are known and not read: a name, and keys of which a file has one each.
-_NOT_READ = (
-    (
-        "LLaMA-Factory's v1 schema",
-        ("model", "train_dataset", "model_class|dist_config|peft_config|kernel_config"),
-    ),
-    ("NeMo Automodel's schema", ("model", "step_scheduler")),
-    ("the schema of NeMo's Hydra files", ("trainer", "exp_manager")),
-)
+_NOT_READ = (("the schema of NeMo's Hydra files", ("trainer", "exp_manager")),)
 
 
 def is_training_file(text: str) -> bool:
@@ -98,12 +92,7 @@ def _refuse_schema(data: Mapping[str, Any], path: Path) -> None:
 
 def _recognised(data: Mapping[str, Any]) -> Driver | None:
     """Return the driver by whose keys a file is recognised; None without."""
-    for driver in shipped_drivers():
-        signs = driver.recognised
-        given = all({*names.split("|")} & {*data} for names in signs.file)
-        if signs.file and given and not {*signs.lacks} & {*data}:
-            return driver
-    return None
+    return next((d for d in shipped_drivers() if d.recognised.in_file(data)), None)
 
 
 def training_of_command(
@@ -167,9 +156,10 @@ def _require_script(words: Sequence[str], folder: Path) -> None:
 def _require_files(bound: Bound, words: Sequence[str], folder: Path) -> None:
     """Raise InputError for a file of keys that the command names, if it is not there or of a
     schema that is not read."""
-    for word in words[1:]:
+    for before, word in pairwise(words):
         value = word.rpartition("=")[2]
         named = Path(value).suffix in (*ENDINGS, ".toml") and not value.startswith("-")
+        named |= before in bound.driver.command.file
         if not named or "://" in value:
             continue
         if not (folder / value).is_file():

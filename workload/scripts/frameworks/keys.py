@@ -24,7 +24,8 @@ from tuner.workload.scripts.frameworks.driver import (
     load_drivers,
     shipped_drivers,
 )
-from tuner.workload.scripts.frameworks.settings import FrameworkSigns, read_function
+from tuner.workload.scripts.frameworks.settings import FrameworkSigns, Settings, read_function
+from tuner.workload.scripts.key_files import parsed_file
 
 #: Limits of what one pattern of a driver has read; the largest sources have some hundred KiB.
 _MOST_FILES, _MOST_BYTES = 200, 4 * 2**20
@@ -175,8 +176,19 @@ def _matching(words: Sequence[str], cwd: Path, launcher: str) -> list[Driver]:
         ]
         if found:
             most = max(len(driver.recognised.mentions) for driver in found)
-            return [driver for driver in found if len(driver.recognised.mentions) == most]
+            found = [driver for driver in found if len(driver.recognised.mentions) == most]
+            by_file = [driver for driver in found if _reads_file(driver, words, cwd)]
+            return by_file or found
     return []
+
+
+def _reads_file(driver: Driver, words: Sequence[str], cwd: Path) -> bool:
+    """Return True if the command's file has the keys by which a driver recognises one."""
+    file = Settings(driver.command, tuple(words), cwd, {}).file
+    try:
+        return file is not None and driver.recognised.in_file(parsed_file(file[1]))
+    except InputError:  # it is missing, or not of this format
+        return False
 
 
 def _below(name: str, modules: Sequence[str]) -> bool:

@@ -73,6 +73,13 @@ class FrameworkSigns:
     file: tuple[str, ...] = ()
     lacks: tuple[str, ...] = ()
 
+    def in_file(self, data: Any) -> bool:
+        """Return True if a file's contents have the keys by which it is recognised."""
+        if not self.file or not isinstance(data, Mapping):
+            return False
+        given = all({*names.split("|")} & {*data} for names in self.file)
+        return given and not {*self.lacks} & {*data}
+
 
 @dataclass(frozen=True)
 class Command:

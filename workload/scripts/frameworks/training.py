@@ -92,8 +92,13 @@ class Facts:
         return value or ""
 
     def number(self, fact: str) -> int:
-        """Return a fact as a number of at least 1; 0 if it is not given."""
-        return self.count(*self._first(fact))
+        """Return a fact as a number of at least 1; 0 if it is not given.
+
+        Of several keys without a default, one that is 0 is not used.
+        """
+        key, value = self._first(fact)
+        unused = value == 0 and len(self._fact(fact).keys) > 1 and not self.default(fact)
+        return 0 if unused else self.count(key, value)
 
     def count(self, key: str, value: Any) -> int:
         """Return the value of a key as a number of at least 1; 0 for None."""
@@ -116,10 +121,15 @@ class Facts:
         """
         if found := self.holding(fact):
             return found
-        for key in dict.fromkeys(key for case in self._fact(fact).cases for key in case.when):
-            value = self.get(key)
-            if not key.startswith("env:") and not is_neutral(key, value):
-                self.doubt(self.settings.name(key), value)
+        known: dict[str, bool] = {}
+        for case in self._fact(fact).cases:
+            for key, any_of in case.when.items():
+                if not key.startswith("env:") and not is_neutral(key, self.get(key)):
+                    known[key] = known.get(key, False) or matches(self.get(key), any_of)
+        # Values that are known each, and in no case together, are all doubted.
+        for key in known:
+            if not known[key] or all(known.values()):
+                self.doubt(self.settings.name(key), self.get(key))
         return ""
 
     def holding(self, fact: str) -> str:
@@ -139,8 +149,9 @@ class Facts:
 
     def _first(self, fact: str) -> tuple[str, Any]:
         keys = self._fact(fact).keys
-        found = ((self.settings.name(k), v) for k in keys if (v := self.get(k)) is not None)
-        return next(found, ("", None))
+        found = [(self.settings.name(k), v) for k in keys if (v := self.get(k)) is not None]
+        used = (pair for pair in found if type(pair[1]) is not int or pair[1])
+        return next(used, found[0] if found else ("", None))
 
     # ---- what else is given
 
@@ -364,6 +375,7 @@ class StatedTraining:
     Attributes:
         model: name or folder of the model; "" if the command gives its sizes.
         config: the model's configuration by such sizes; None if it names a model.
+        sequence_length: tokens; 0 if the command does not say, by `length_keys`.
         why_no_model: why its sizes are no model's, a sentence; "" if they are, or it names one.
         ranks: that the command starts; 0 if it does not say.
         knobs: launch knobs, as far as they are stated.
@@ -381,6 +393,7 @@ class StatedTraining:
     precision: str
     ranks: int
     knobs: Mapping[str, Value] = field(hash=False)
+    length_keys: tuple[str, ...] = ()
     on_deepspeed: bool = False
     lora: LoRA | None = None
     program: Program = field(default_factory=Program)
@@ -433,6 +446,7 @@ def read_training(bound: Bound, settings: Settings, ranks: int, devices: int) ->
         precision=precision,
         ranks=ranks,
         knobs={**knobs, "micro_batch": micro},
+        length_keys=driver.facts.get("sequence_length", Fact()).keys,
         on_deepspeed=sharding.owner == "deepspeed",
         lora=lora,
         program=_program(facts, driven, sharding, precision, lora),
@@ -474,17 +488,31 @@ def _batches(facts: Facts, driven: BoundDriver, sharding: Sharding) -> tuple[int
                 f"micro-batch {micro}; make it one"
             )
         times = share // micro
+    _check_global(facts, driven, micro)
     if own["micro_batch"] is None and not sharding.batches.get("micro_batch"):
         facts.assumed.append(f"a micro-batch of {micro}, the framework's default")
     return micro, times or 1
 
 
+def _check_global(facts: Facts, driven: BoundDriver, micro: int) -> None:
+    """Raise InputError for a global batch that the replicas do not take in whole micro-batches."""
+    route = driven.bound.driver.knobs.get("global_batch")
+    whole = facts.get(route.key) if route and route.key and not route.times else None
+    replicas = driven.today.get("data_parallel") or driven.devices
+    if route and type(whole) is int and whole > 0 and whole % (micro * int(str(replicas))):
+        raise InputError(
+            f"{route.key} {whole} of {facts.source} is no multiple of the micro-batch {micro} on "
+            f"{replicas} replicas; change one of them, or the number of GPUs by --gpus"
+        )
+
+
 def _length(facts: Facts) -> int:
+    """Return the tokens of a sequence; 0 if the command neither states nor defaults them."""
     if length := facts.number("sequence_length"):
         return length
     key, default = facts.named("sequence_length"), facts.default("sequence_length")
     if not default:
-        raise InputError(f"{facts.source} does not say the tokens of a sequence; give {key}")
+        return 0
     facts.assumed.append(f"{default:,} tokens a sequence, the default of {key}")
     return default
 
@@ -580,6 +608,10 @@ def _knobs(facts: Facts, driven: BoundDriver, sharding: Sharding) -> dict[str, V
         today.pop("data_parallel", None)
     today.pop("compilation", None)
     if not sharding.owner:  # the framework's own keys may say it
+        own = driven.bound.driver.knobs.get("sharding")
+        why = driven.against.get("sharding")
+        if own and why and any(facts.get(key) is not None for key in own.needs):
+            facts.doubts.append(f"sharding of {facts.source} is not read: {why}")
         return {**sharding.knobs, **today}
     return {**today, **sharding.knobs}
 

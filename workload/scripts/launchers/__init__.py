@@ -48,6 +48,7 @@ class Kind:
     Attributes:
         commands, modules: names that it is started by; the first is for sentences.
         own: words between that name and its arguments.
+        also: other words that train like the last of `own`.
         takes_hook: the hook can stand in front of the script.
     """
 
@@ -55,6 +56,7 @@ class Kind:
     commands: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
     own: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
     takes_hook = True
 
     def __init_subclass__(cls) -> None:
@@ -136,7 +138,7 @@ class _Trl(Vendor):
 
 
 class _Starter(Kind):
-    """Command `NAME train` that starts a module of its own by another launcher."""
+    """Command as `NAME train` that starts a module of its own by another launcher."""
 
     own = ("train",)
     takes_hook = False
@@ -155,15 +157,20 @@ class _Starter(Kind):
 
 
 class _LlamaFactory(_Starter):
-    """`llamafactory-cli train` (0.9.4): torchrun on NPROC_PER_NODE devices."""
+    """`llamafactory-cli train` (0.9.4): torchrun on NPROC_PER_NODE devices.
+
+    `sft` is the word of its v1, which USE_V1 chooses.
+    """
 
     name = "llamafactory"
     commands = ("llamafactory-cli", "llamafactory", "lmf")
+    also = ("sft",)
 
     def command(self, given: Sequence[str], environment: Mapping[str, str]) -> list[str]:
         nodes, each = environment.get("NNODES") or 1, environment.get("NPROC_PER_NODE") or "gpu"
         start = ["torchrun", f"--nnodes={nodes}", f"--nproc-per-node={each}"]
-        return [*start, "-m", "llamafactory.launcher", *given]
+        second = environment.get("USE_V1", "").lower() in ("true", "y", "1")
+        return [*start, "-m", f"llamafactory{'.v1' * second}.launcher", *given]
 
     def read(self, typed: LauncherCommand) -> Read:
         """Return the same with its settings of torch's DDP."""
@@ -191,6 +198,39 @@ class _Axolotl(_Starter):
                 )
         start = ["accelerate", "launch", *given[at + 1 :], "-m", "axolotl.cli.train"]
         return [*start, *given[:at]]
+
+
+class _Torchtune(_Starter):
+    """`tune run` (0.6): options of torchrun, then a recipe's name or file and its own words."""
+
+    name = "torchtune"
+    commands = ("tune",)
+    own = ("run",)
+
+    def command(self, given: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+        at = 0
+        while at < len(given) and given[at].startswith("-"):
+            at += 1 if "=" in given[at] or given[at] == "--standalone" else 2
+        if at >= len(given):
+            raise InputError("tune run must be followed by a recipe, e.g. tune run R --config FILE")
+        start = ["torchrun", *(given[:at] or ["--nproc-per-node=1"])]
+        recipe = [given[at]]
+        if not given[at].endswith(".py"):
+            recipe = ["-m", "recipes." + given[at].replace("/", ".")]
+        return [*start, *recipe, *given[at + 1 :]]
+
+
+class _Swift(_Starter):
+    """`swift sft` (ms-swift 3): torchrun on NPROC_PER_NODE devices, one without it."""
+
+    name = "swift"
+    commands = ("swift",)
+    own = ("sft",)
+
+    def command(self, given: Sequence[str], environment: Mapping[str, str]) -> list[str]:
+        nodes, each = environment.get("NNODES") or 1, environment.get("NPROC_PER_NODE") or 1
+        start = ["torchrun", f"--nnodes={nodes}", f"--nproc-per-node={each}"]
+        return [*start, "-m", "swift.cli.sft", *given]
 
 
 def _reply(
@@ -227,7 +267,7 @@ def launched(words: Sequence[str], cwd: Path, environment: Mapping[str, str]) ->
         elif name not in kind.commands:
             continue
         elif kind.own and not name.endswith(kind.own[0]):  # as accelerate-launch does
-            if bare[1 : 1 + len(kind.own)] != kind.own:
+            if bare[1 : 1 + len(kind.own)] not in (kind.own, *((word,) for word in kind.also)):
                 shown = " ".join((name, *kind.own))
                 raise InputError(f"of {name}'s commands only `{shown}` trains")
             skip += len(kind.own)
@@ -401,7 +441,7 @@ def _first_number(text: str) -> int:
 LAUNCHER_WORDS = frozenset(
     {
         *(name for kind in KINDS for name in (*kind.commands, *kind.modules)),
-        *(*UNREAD, "env", "launch", "train"),
+        *(*UNREAD, "env", "launch", "train", "run", "sft"),
     }
 )
 

@@ -351,6 +351,44 @@ def test_llamafactory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert read("NPROC_PER_NODE=2 llamafactory-cli train a.yaml", folder)[1].processes == 2
 
 
+def test_the_second_schema_of_llamafactory_has_a_launcher_of_its_own(folder: Path) -> None:
+    words, launcher = read("USE_V1=1 llamafactory-cli sft a.yaml", folder)
+    assert words == ("-m", "llamafactory.v1.launcher", "a.yaml")
+    assert launcher.kind == "llamafactory"
+
+
+@pytest.mark.parametrize(
+    ("command", "processes", "script"),
+    [
+        (
+            "tune run --nproc_per_node 4 lora_finetune_distributed --config a.yaml batch_size=2",
+            4,
+            ("-m", "recipes.lora_finetune_distributed", "--config", "a.yaml", "batch_size=2"),
+        ),
+        (
+            "tune run --standalone --nproc_per_node=2 train.py --config a.yaml",
+            2,
+            ("train.py", "--config", "a.yaml"),
+        ),
+        (
+            "tune run full_finetune_single_device --config a.yaml",
+            1,
+            ("-m", "recipes.full_finetune_single_device", "--config", "a.yaml"),
+        ),
+        ("swift sft --model m", 1, ("-m", "swift.cli.sft", "--model", "m")),
+        ("NPROC_PER_NODE=8 swift sft --model m", 8, ("-m", "swift.cli.sft", "--model", "m")),
+    ],
+)
+def test_torchtune_and_swift(
+    command: str, processes: int, script: tuple[str, ...], folder: Path
+) -> None:
+    words, launcher = read(command, folder)
+    assert (words, launcher.processes) == (script, processes)
+    assert launcher.kind in ("torchtune", "swift")
+    typed = command.removeprefix("NPROC_PER_NODE=8 ")
+    assert " ".join((*launcher.words, *launcher.script)) == typed
+
+
 def test_axolotl(folder: Path) -> None:
     command = "axolotl train a.yaml --debug -- --multi_gpu --num_processes 2"
     words, launcher = read(command, folder)
@@ -387,6 +425,10 @@ def test_axolotl(folder: Path) -> None:
         ("axolotl train a.yaml --launcher torchrun", "write what it starts, e.g. torchrun"),
         ("axolotl preprocess a.yaml", "only `axolotl train` trains"),
         ("llamafactory-cli chat a.yaml", "only `llamafactory-cli train` trains"),
+        ("llamafactory-cli dpo a.yaml", "only `llamafactory-cli train` trains"),
+        ("tune cp full x", "only `tune run` trains"),
+        ("tune run --nnodes 1", "followed by a recipe"),
+        ("swift rlhf --rlhf_type dpo", "only `swift sft` trains"),
     ],
 )
 def test_what_cannot_be_honoured_is_one_sentence(command: str, sentence: str, folder: Path) -> None:
