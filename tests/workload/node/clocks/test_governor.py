@@ -194,6 +194,20 @@ class TestNvmlGovernor:
         assert governor.limit_range_W == (0.0, 0.0)
         governor.close()
 
+    def test_a_card_whose_limit_is_fixed_has_none_to_choose(self, busy: Make) -> None:
+        busy(TwinGpu(min_limit_W=400.0))
+        governor = NvmlGovernor(environ=NO_ENV, guarded=False)
+        assert governor.limit_range_W == (0.0, 0.0)
+        governor.close()
+
+    def test_a_driver_that_tells_no_capability_leaves_the_clocks(self, busy: Make) -> None:
+        """Only GPUs that are known to be older than Volta cannot lock one."""
+        node = busy(TwinGpu())
+        node.fail("DeviceGetCudaComputeCapability", pynvml.NVML_ERROR_NOT_SUPPORTED)
+        governor = NvmlGovernor(environ=NO_ENV, guarded=False)
+        assert governor.supported_clocks_MHz
+        governor.close()
+
     def test_a_lock_of_the_administrator_is_put_back_where_it_is_known(
         self, fake: TwinNode
     ) -> None:
@@ -385,6 +399,7 @@ class TestLimitsOfOthers:
 
     def test_it_is_seen_where_clocks_are_left_alone(self, fake: TwinNode) -> None:
         governor = NvmlGovernor(environ=NO_ENV, leave_alone=True)
+        assert governor.limit_range_W == (0.0, 0.0)
         another_sets(0, 250.0)
         assert len(governor.foreign()) == 1
         governor.close()
