@@ -9,6 +9,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pynvml
+
 from tests.twin import layout
 from tests.twin.gpu import TwinGpu
 from tests.twin.node_state import STATE, NodeState
@@ -130,6 +132,7 @@ class TwinNode(NodeState):
         self, name: str, code: int, *, first: int = 1, times: int = 10**9, gpu: int | None = None
     ) -> None:
         """Let the calls of `name`, counted from now, fail from the `first` on, `times` times."""
+        assert hasattr(pynvml, name), f"NVML has no function {name}"
         with self._locked() as state:
             fault = state.fault[state.fault_count]
             fault.name, fault.gpu, fault.code = name.encode(), -1 if gpu is None else gpu, code

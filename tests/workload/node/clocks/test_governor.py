@@ -203,7 +203,7 @@ class TestNvmlGovernor:
     def test_a_driver_that_tells_no_capability_leaves_the_clocks(self, busy: Make) -> None:
         """Only GPUs that are known to be older than Volta cannot lock one."""
         node = busy(TwinGpu())
-        node.fail("DeviceGetCudaComputeCapability", pynvml.NVML_ERROR_NOT_SUPPORTED)
+        node.fail("nvmlDeviceGetCudaComputeCapability", pynvml.NVML_ERROR_NOT_SUPPORTED)
         governor = NvmlGovernor(environ=NO_ENV, guarded=False)
         assert governor.supported_clocks_MHz
         governor.close()
