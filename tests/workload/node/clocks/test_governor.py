@@ -513,6 +513,19 @@ class TestWithoutLocks:
         governor.close()
         assert fake.limit_W() == 400.0
 
+    def test_a_card_that_lists_nothing_to_set_is_named(self, busy: Make) -> None:
+        busy(TwinGpu(name="a card", lists_clocks=False, tells_limit=False))
+        governor = NvmlGovernor(environ=NO_ENV, guarded=False)
+        assert governor.why_not.startswith("a card takes neither a clock nor a power limit")
+        governor.close()
+
+    def test_what_a_driver_says_is_not_supported_is_not_tried_again(
+        self, fake: TwinNode, governor: NvmlGovernor
+    ) -> None:
+        fake.fail("nvmlDeviceSetGpuLockedClocks", pynvml.NVML_ERROR_NOT_SUPPORTED, times=1)
+        with pytest.raises(UnsupportedKnob):
+            governor.apply(Settings(clock_MHz=900))
+
     def test_without_the_right_what_an_administrator_can_do_is_said(self, busy: Make) -> None:
         busy(root=False)
         governor = NvmlGovernor(environ=NO_ENV, guarded=False)
