@@ -29,6 +29,7 @@ from tuner.workload.node.clocks.base import (
 )
 from tuner.workload.node.clocks.governor import NvmlGovernor
 from tuner.workload.node.clocks.guard_client import EarlierValues, Guard, GuardError, put_back
+from tuner.workload.node.meters.base import MeterError
 from tuner.workload.node.platforms import platform_of
 from tuner.workload.node.platforms.cores import Cores
 
@@ -224,6 +225,12 @@ class TestNvmlGovernor:
         assert locks(fake) == [(600, 1110)] * 2
         with pytest.raises(InvalidValue, match="MIN,MAX in MHz"):
             NvmlGovernor(environ={"EARLIER_CLOCKS_MHZ": "600"}, guarded=False)
+
+    def test_one_that_cannot_be_made_leaves_nvml_closed(self, fake: TwinNode) -> None:
+        with pytest.raises((InputError, MeterError)):
+            NvmlGovernor(environ={"CUDA_VISIBLE_DEVICES": "7"}, guarded=False)
+        with pytest.raises(pynvml.NVMLError):
+            pynvml.nvmlDeviceGetCount()
 
     def test_an_unknown_earlier_lock_is_said_once(self, governor: NvmlGovernor) -> None:
         assert "released" in governor.apply(Settings(clock_MHz=1200)).notes[0]
