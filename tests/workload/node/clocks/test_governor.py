@@ -533,6 +533,20 @@ class TestWithoutLocks:
         with pytest.raises(UnsupportedKnob):
             governor.apply(Settings(clock_MHz=900))
 
+    def test_a_refusal_that_took_effect_all_the_same_is_put_back(
+        self, fake: TwinNode, governor: NvmlGovernor, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        really = pynvml.nvmlDeviceSetGpuLockedClocks
+
+        def sets_and_refuses(*words: Any) -> None:
+            really(*words)
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+
+        monkeypatch.setattr(pynvml, "nvmlDeviceSetGpuLockedClocks", sets_and_refuses)
+        with pytest.raises(UnsupportedKnob):
+            governor.apply(Settings(clock_MHz=900))
+        assert locks(fake) == [None, None]
+
     def test_without_the_right_what_an_administrator_can_do_is_said(self, busy: Make) -> None:
         busy(root=False)
         governor = NvmlGovernor(environ=NO_ENV, guarded=False)
