@@ -261,20 +261,33 @@ def option_without_hook(words: Sequence[str]) -> str:
 
 def below(server: int) -> list[Process]:
     """Return the living processes below a server, in the order of their numbers."""
-    found = []
-    for pid in sorted(family(server)) if server else ():
-        with contextlib.suppress(OSError):  # it has ended
-            program = Path(f"/proc/{pid}/exe").resolve().name
-            words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
-            if not words and _is_zombie(pid):
-                continue
-            # A process has no words for a moment while it starts another program (execve).
-            each = Process(pid, tuple(words.split("\0")[:-1]) or (program,), program)
-            if words and each.runs_python and (why := _why_hidden(each)):
-                maps = Path(f"/proc/{pid}/maps").read_text()
-                each = replace(each, why_hidden=why, has_torch="/libtorch" in maps)
-            found.append(each)
+    found: list[Process] = []
+    members = family(server) if server else set()
+    for _ in range(LOOKS):
+        found = [each for each in map(_process, sorted(members)) if each is not None]
+        # A process that ends leaves its children to the server, who then stand where nobody looked.
+        now = family(server) if server else set()
+        if now <= members:
+            break
+        members = now
     return found
+
+
+def _process(pid: int) -> Process | None:
+    """Return a process; None if it has ended."""
+    try:
+        program = Path(f"/proc/{pid}/exe").resolve().name
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace")
+        if not words and _is_zombie(pid):
+            return None
+        # A process has no words for a moment while it starts another program (execve).
+        found = Process(pid, tuple(words.split("\0")[:-1]) or (program,), program)
+        if words and found.runs_python and (why := _why_hidden(found)):
+            maps = Path(f"/proc/{pid}/maps").read_text()
+            found = replace(found, why_hidden=why, has_torch="/libtorch" in maps)
+        return found
+    except OSError:
+        return None
 
 
 def _is_zombie(pid: int) -> bool:
@@ -321,6 +334,8 @@ OWN_VARIABLES = (
 LEAST_PATIENCE_S = 20.0
 #: The processes of a command are looked at this often, seconds.
 POLL_S = 0.5
+#: And so many times at once, at most, while new ones appear.
+LOOKS = 10
 #: Processes and errors of those that are no ranks, of which a command may report any number.
 MOST_KEPT = 4096
 #: A command that has ended may have left a training in the background: its Python and shells have

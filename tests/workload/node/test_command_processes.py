@@ -43,3 +43,19 @@ def test_a_process_that_nobody_has_waited_for_is_not_seen() -> None:
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     assert process.pid not in {each.pid for each in below(os.getpid())}
     process.wait()
+
+
+def test_what_a_process_leaves_as_it_ends_is_seen(monkeypatch) -> None:
+    """A shell that starts a training and ends meanwhile."""
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    left = subprocess.Popen(["sleep", "60"])
+    looks = iter([{ended.pid}, {left.pid}])
+    monkeypatch.setattr(
+        "tuner.workload.node.rank_group.family", lambda server: next(looks, {left.pid})
+    )
+    try:
+        assert [each.pid for each in below(os.getpid())] == [left.pid]
+    finally:
+        left.kill()
+        left.wait()
