@@ -71,6 +71,11 @@ def test_reserved_probes_are_left_and_said():
     again = record("p0099", request=replace(request("p0099"), purpose="verify"))
     due = replace(status(0), records=[*status(20 - kept - 1).records, again])
     assert budget.check(due, 0.0, reserve=True) is None  # one of the reserved is made
+    verified = [
+        replace(again, request=replace(again.request, probe_id=f"p1{n}")) for n in range(kept)
+    ]
+    done = replace(status(0), records=[*status(20 - kept - 1).records, *verified])
+    assert budget.check(done, 0.0, reserve=True) is None  # all of them: the last is the search's
 
 
 @pytest.mark.parametrize(("probes", "kept"), [(4, 0), (5, 2), (8, 2), (12, 3), (24, 6)])

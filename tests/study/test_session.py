@@ -33,6 +33,7 @@ from tuner.search.joint_draws import LEAST_MEASUREMENTS
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, InvalidConfiguration
 from tuner.search_spaces.job import load_job
+from tuner.study import session
 from tuner.workload.records.probe import Failure, MeterInfo
 from tuner.workload.records.trace import read_trace
 
@@ -711,3 +712,14 @@ def test_what_a_crash_teaches_is_said_after_it_and_once(options):
     assert "optimizer_offload cpu" in told[lessons[0]]
     assert told[lessons[0] - 1] == "finished"
     assert len({told[i] for i in lessons}) == len(lessons)
+
+
+def test_a_planner_that_waits_for_what_is_in_flight_ends_no_search(options, monkeypatch):
+    class Waits(session.CandidatePlanner):
+        def plan(self, state):
+            return None if self._observe(state).pending else super().plan(state)
+
+    monkeypatch.setattr(session, "CandidatePlanner", Waits)
+    result = optimize(FormulaRunner(), options, capacity=2, max_probes=4, verify=False)
+    assert result.spent.probes == 4
+    assert "4 probes" in result.stopped
