@@ -324,6 +324,13 @@ def test_what_is_reserved_is_said_up_to_what_is_left_and_never_below_nothing() -
         assert reason.figures["reserved_kJ"] == pytest.approx(reserved_kJ)
 
 
+def test_energy_that_is_kept_is_what_verification_has_not_used() -> None:
+    budget = Budget(SearchSettings(probe_budget_kJ=10.0))
+    again = record("v", request=replace(request("v"), purpose="verify"), energy_J=3000.0)
+    used = replace(status(0), records=[*status(5).records, again])
+    assert budget.check(used, 2.0, reserve=True) is None  # 2.5 of the 10 kJ were kept
+
+
 def test_time_that_is_kept_is_what_verification_has_not_used() -> None:
     budget = Budget(SearchSettings(search_s=100.0))
     again = record("v", request=replace(request("v"), purpose="verify"), wall_s=40.0)

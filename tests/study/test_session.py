@@ -33,7 +33,7 @@ from tuner.search.joint_draws import LEAST_MEASUREMENTS
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, InvalidConfiguration
 from tuner.search_spaces.job import load_job
-from tuner.study import session
+from tuner.study import loop, session
 from tuner.workload.records.probe import Failure, MeterInfo
 from tuner.workload.records.trace import read_trace
 
@@ -723,3 +723,33 @@ def test_a_planner_that_waits_for_what_is_in_flight_ends_no_search(options, monk
     result = optimize(FormulaRunner(), options, capacity=2, max_probes=4, verify=False)
     assert result.spent.probes == 4
     assert "4 probes" in result.stopped
+
+
+def test_what_a_launch_was_to_cost_counts_the_settings_that_it_went_on_to(options, monkeypatch):
+    class GoesOn(session.CandidatePlanner):
+        def plan(self, state):
+            plan = super().plan(state)
+            return replace(plan, extendable=True, first_J=100.0)
+
+        def plan_continuation(self, state, so_far):
+            if len(so_far.request.live) > 1:
+                return None
+            first = self.candidates.find(so_far.request.configurations()[0])
+            launch = self._members[self._launch_of[first]]
+            (other, *_) = (row for row in launch if row != first)
+            return self._plan_of([other], "another clock", expected_gain=1.0, cost_J=3000.0)
+
+    learned: list[float] = []
+    monkeypatch.setattr(session, "CandidatePlanner", GoesOn)
+    monkeypatch.setattr(
+        loop.CostEstimate, "learn", lambda self, record, planned_kJ: learned.append(planned_kJ)
+    )
+    run_optimize(
+        "opt-350m",
+        cluster="a100-8",
+        executor=SimulatedExecutor(FormulaRunner(**EIGHT_GPUS)),
+        max_probes=2,
+        verify=False,
+        **options,
+    )
+    assert learned[1] == pytest.approx(3.1)
