@@ -235,6 +235,14 @@ def _fit_by_library_s() -> float:
         return fit_s(str(config), "--cluster", "h200-8")
 
 
+def _fit_of_experts_s() -> float:
+    """Return the processor's seconds of a model of 671 G parameters, which fits on no node."""
+    with TemporaryDirectory() as folder:
+        config = Path(folder, "config.json")
+        config.write_text(json.dumps({"model_type": "deepseek_v3"}))
+        return fit_cpu_s(str(config), "--cluster", "a100-8")
+
+
 def diffusers_models() -> dict[str, tuple[dict[str, Any], int]]:
     """Return (configuration, parameters) of each model of diffusers that its defaults build."""
     import diffusers
@@ -345,6 +353,7 @@ def main() -> None:
             Figure("families_doubted", len(found.doubted), "count"),
             Figure("fit_s", fit_s("qwen2.5-7b", "--cluster", "a100-8"), "s"),
             Figure("fit_s_by_library", _fit_by_library_s(), "s"),
+            Figure("fit_cpu_s_experts", _fit_of_experts_s(), "s"),
             *_hostile_figures(),
             *_diffusers_figures(),
             *layers.figures(),

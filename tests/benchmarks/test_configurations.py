@@ -20,7 +20,7 @@ def test_files_each_once_of_known_commits() -> None:
     assert len({(row["repository"], row["path"]) for row in rows()}) == 130
     assert {row["repository"] for row in rows()} == {*COMMITS}
     compared = [row for row in rows() if row["model"]]
-    assert len(compared) == 60
+    assert len(compared) == 106
     assert all(all(row.values()) for row in compared)
 
 
