@@ -18,7 +18,7 @@ from benchmarks.search.own_stop import OwnStop
 from benchmarks.search.problems import SPLITS, Problem, load_problem, split_of
 from benchmarks.search.runner import Run
 from benchmarks.search.samplers import SWEEPING, WITH_MODELS
-from benchmarks.search.statistics import geometric_mean, never_found, quantile
+from benchmarks.search.statistics import figure_name, geometric_mean, never_found, quantile
 from benchmarks.search.truth import truth_of
 from tuner.problem.settings import SearchSettings
 
@@ -126,11 +126,17 @@ def _regret_at(run: Run, kJ: float) -> float:
 
 
 def regret_figures(kind: Kind, end: str) -> list[Figure]:
-    """Return mean, 90th percentile and worst front regret of our searches, in per cent, and in
-    which share of those that said so it is no more than was asked (0.9 is what they say)."""
-    found = kind.regrets(OURS)
-    values = {"mean": statistics.fmean(found), "p90": quantile(found, 0.9), "worst": max(found)}
-    figures = [Figure(f"front_regret_{of}_{end}", 100 * each, "%") for of, each in values.items()]
+    """Return mean, 90th percentile and worst front regret of each sampler's searches, in per cent
+    (a peer's after its name), and in which share of ours that said so it is no more than was asked
+    (0.9 is what they say)."""
+    figures = []
+    for name in dict.fromkeys(who for _, who in [*kind.runs, *kind.stops]):
+        found, begin = kind.regrets(name), "" if name == OURS else f"{figure_name(name)}_"
+        values = {"mean": statistics.fmean(found), "p90": quantile(found, 0.9), "worst": max(found)}
+        figures += [
+            Figure(f"{begin}front_regret_{of}_{end}", 100 * each, "%")
+            for of, each in values.items()
+        ]
     stops = (one for (_, who), several in kind.stops.items() if who == OURS for one in several)
     asked = SearchSettings().front_regret
     if held := [one.front_regret <= asked for one in stops if one.reason == "not_worth_it"]:

@@ -119,6 +119,7 @@ def test_the_command_prints_a_line_a_sampler_and_ends_with_the_ratios(
         "missing_p90_held_out",
         "front_regret_mean_held_out",
         "front_regret_worst_jackknifed",
+        "random_front_regret_p90_held_out",  # of a peer without a stop of its own
     }
     assert not any(name.endswith("_tuned") for name in told)
 

@@ -91,6 +91,7 @@ def test_the_peer_at_its_own_stop_is_a_rival_if_it_finds_the_front(
     assert figures["own_stop_over_oracle_made"] == pytest.approx(4.0)
     assert figures["front_regret_mean_made"] == pytest.approx(0.375)
     assert figures["front_regret_worst_made"] == pytest.approx(0.5)
+    assert figures["hill_climb_front_regret_mean_made"] == pytest.approx(1.25)
     assert figures["front_regret_coverage_made"] == 1.0
     assert figures["own_stop_over_best_peer_made"] == pytest.approx(0.4)
     assert figures["relaunches_made"] == pytest.approx(1.0)
@@ -179,7 +180,11 @@ def test_the_command_prints_the_figures_of_made_tables(
     assert told == {
         "own_stop_over_oracle_several_knobs",
         *(f"front_regret_{of}" for of in ("mean", "p90", "worst")),
-        *(f"front_regret_{of}_several_knobs" for of in ("mean", "p90", "worst")),
+        *(
+            f"{begin}front_regret_{of}_several_knobs"
+            for begin in ("", "hill_climb_", "random_sweep_")
+            for of in ("mean", "p90", "worst")
+        ),
         "front_regret_coverage",
         "front_regret_coverage_several_knobs",
         "missing_p90_several_knobs",
