@@ -19,6 +19,7 @@ from tuner.search.joint_draws import (
     JointDraws,
     ScoredProbe,
     best_probe,
+    swept,
 )
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.space import Candidates
@@ -95,10 +96,19 @@ def test_a_launch_that_is_a_hundred_times_dearer_makes_no_probe_dearer_than_it_s
     assert dear.cost_J > cheap.cost_J
 
 
-def test_a_launch_begins_where_it_is_cheap() -> None:
-    """Power rises with the clock, so the first window is at a low one although the front is not."""
-    best = choose(MEASURED, ProbeCost(launch_s=300.0))
-    assert CONFIGURATIONS[best.member].get("clock_MHz") == 600
+def test_a_launch_begins_at_what_most_draws_would_visit_for_its_joules() -> None:
+    """Not at the lowest clock, which costs the least: it tells little of the others."""
+    front, view, surrogates = view_of(MEASURED)
+    drawn = JointDraws(surrogates, front, view)
+    cost = ProbeCost(launch_s=300.0)
+    best = best_probe(drawn, cost, 4)
+    tried = drawn.still_open
+    launch = tried.launch_of[tried.members == best.member]
+    rows = np.flatnonzero(tried.launch_of == launch)
+    visits = dict(zip(tried.members[rows], swept(drawn, rows, 4)[0].mean(axis=0), strict=True))
+    lowest = min(visits, key=lambda i: CONFIGURATIONS[i].live["clock_MHz"])
+    assert best.member != lowest
+    assert visits[best.member] > visits[lowest]
 
 
 def test_a_running_launch_pays_no_launch_and_leaving_it_pays_the_return() -> None:

@@ -408,12 +408,8 @@ def best_probe(
     if scores[best] <= 0:  # nothing is worth anything: the likely one with the widest posterior
         first = int(tried.likely[first_best(tried.posterior.log_energy_std[tried.likely])])
         gain = 0.0
-    elif starts[rows[0]]:
-        # Where the whole probe is expected to cost the least: where power is low, a launch and a
-        # window that rule the launch out are cheap.
-        first = int(rows[first_best(-(launch_J[rows] + (1 - chance) * visit_J[rows]))])
     else:
-        first = int(rows[first_best(chance / visit_J[rows])])
+        first = int(rows[first_best(chance / (launch_J + visit_J)[rows])])
     first_J = float(launch_J[first] + visit_J[first])
     cost_J = max(joules[best], first_J) if gain else first_J
     return ScoredProbe(int(tried.members[first]), float(scores[best]), cost_J, first_J, gain)
