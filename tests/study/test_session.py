@@ -17,6 +17,7 @@ from tests.support.studies import (
     TOML,
     FormulaRunner,
     TalliedRunner,
+    record,
     run_optimize,
     run_replay,
     table_point,
@@ -753,3 +754,44 @@ def test_what_a_launch_was_to_cost_counts_the_settings_that_it_went_on_to(option
         **options,
     )
     assert learned[1] == pytest.approx(3.1)
+
+
+def test_as_many_probes_are_in_flight_as_there_are_nodes(options):
+    executor = SimulatedExecutor(FormulaRunner(), capacity=2)
+    flying: list[int] = []
+    result = run_optimize(
+        LONG_JOB,
+        cluster="cpu-2",
+        executor=executor,
+        max_probes=5,
+        verify=False,
+        on_progress=lambda event: flying.append(executor.in_flight),
+        **options,
+    )
+    assert result.spent.probes == 5
+    assert max(flying) == 1  # a start is told before it counts
+
+
+def test_a_lesson_that_was_told_is_not_told_again_after_the_next_failure():
+    class Teaches:
+        def lessons(self, records):
+            return tuple(f"lesson {len(record.request.probe_id)}" for record in records[:1])
+
+    failed = [replace(record(name), failure=Failure("crash", "no")) for name in ("p0", "p1")]
+    assert loop._new_lessons(Teaches(), failed[:1]) == ["lesson 2"]
+    assert loop._new_lessons(Teaches(), failed) == []
+
+
+def test_the_records_of_a_search_are_made_small_and_those_of_verification_kept_whole(
+    options, monkeypatch
+):
+    small: list[str] = []
+
+    def note(each):
+        small.append(each.request.purpose)
+        return each
+
+    monkeypatch.setattr(loop, "compact", note)
+    result = optimize(FormulaRunner(), options, max_probes=8)
+    assert set(small) == {"search"}
+    assert result.spent.probes > len(small)

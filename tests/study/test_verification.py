@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import takewhile
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from tests.support.studies import (
 )
 from tuner.executors.local import SimulatedExecutor
 from tuner.search_spaces.configuration import Configuration
+from tuner.study.session import SPOILED
 from tuner.workload.records.probe import Failure, ProbeRecord, ProbeRequest, Runner
 from tuner.workload.records.trace import read_trace
 
@@ -179,3 +181,17 @@ def test_a_trace_is_not_measured_again(tmp_path) -> None:
     first = study(DrawnSamples({1: 1.0, 2: 0.7}), tmp_path, max_probes=6)
     result = run_replay(first.run_dir, runs_dir=tmp_path / "again", report=False)
     assert result.verification.ended.kind == "recorded_trace"
+
+
+def test_verification_ends_after_launches_that_say_nothing_of_the_configuration(tmp_path) -> None:
+    class Spoils(DrawnSamples):
+        def run(self, request):
+            if request.purpose == "verify":
+                failure = Failure("node", "another job came")
+                return ProbeRecord(request, (), METER, failure, wall_s=8.0, energy_J=100.0)
+            return super().run(request)
+
+    result = study(Spoils({1: 1.0, 2: 0.7, 4: 0.9}), tmp_path, max_probes=40)
+    assert result.verification.ended.kind == "spoiled"
+    last = [*takewhile(lambda purpose: purpose == "verify", reversed(purposes(result)))]
+    assert len(last) == SPOILED + 1
