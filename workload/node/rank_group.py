@@ -525,6 +525,9 @@ class CommandGroup(RankGroup):
             if pid != self._command or pid not in self._running:
                 continue
             self._running.discard(pid)
+            with contextlib.suppress(BlockingIOError):  # who has ended since it connected, too
+                while True:
+                    self._accept(self._listener)
             for link in [key.fileobj for key in self._selector.get_map().values()]:
                 if link in self._buffers:
                     assert isinstance(link, socket.socket)

@@ -162,3 +162,11 @@ def test_one_that_ends_before_its_start_is_answered_is_heard(
         event = group.next_event(0.5)
         assert event is not None
         assert (event.kind, event.detail) == ("exit", {"code": 3})
+
+
+def test_what_was_said_before_the_command_ended_is_heard() -> None:
+    """Both are there at once on a busy machine: the words of a process, and the command's end."""
+    with group_of(True, b'imports 77 ["python", "-c", "import torch"]\n') as (group, _):
+        group._server.kill()
+        group.notice_exits()
+        assert group.describe() == ", and torch was imported by -c 'import torch'"
