@@ -107,6 +107,15 @@ SAMPLES = (
         ("llamafactory==0.9.5", "transformers"),
     ),
     Sample(
+        "llama-factory-v1",
+        "llamafactory-cli sft f.yaml",
+        {
+            "f.yaml": "model: Qwen/Qwen3-0.6B\ntrain_dataset: data.yaml\nmicro_batch_size: 2\n"
+            "global_batch_size: 64\ncutoff_len: 64\nmax_steps: 9\n"
+        },
+        ("llamafactory==0.9.5", "transformers"),
+    ),
+    Sample(
         "axolotl",
         "torchrun --nproc-per-node 8 -m axolotl.cli.train a.yaml",
         {"a.yaml": "micro_batch_size: 2\nsequence_len: 64\n"},

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tuner.cli import reference
+from benchmarks import reference
 from tuner.cli.command_table import SHIPPED
 from tuner.cli.main import command_parser, main
 
