@@ -401,15 +401,11 @@ class Gain:
         return self._quantile(tail), self._quantile(1 - tail)
 
     def _quantile(self, p: float) -> float:
+        from scipy.optimize import brentq  # which no first probe has to wait for
+
         low = float(np.min(self.means - 9 * self.sds))
         high = float(np.max(self.means + 9 * self.sds))
-        for _ in range(60):
-            middle = (low + high) / 2
-            if 1 - self.above(middle) < p:
-                low = middle
-            else:
-                high = middle
-        return (low + high) / 2
+        return float(brentq(lambda margin: 1 - self.above(margin) - p, low, high, xtol=1e-13))
 
 
 @dataclass(frozen=True)
