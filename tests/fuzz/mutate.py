@@ -7,6 +7,7 @@ of the first input of its chunk.
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -54,7 +55,7 @@ def bent(value: Any, draw: Draw) -> Any:
     return draw.of(shapes.bent(value))
 
 
-def torn(data: bytes, draw: Draw) -> bytes:
+def torn(data: bytes, draw: Draw | random.Random) -> bytes:
     """Return the bytes with some flipped, cut, doubled or inserted."""
     data = bytes(data)
     if draw.random() < 0.02:  # deeper than a parser goes, longer than a number may be
