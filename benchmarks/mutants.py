@@ -57,7 +57,12 @@ SUBJECTS = {
     "budget": ("tuner/study/loop.py", ("tests/study",)),
     "verdict": (
         "tuner/answer/judge.py",
-        ("tests/answer", "tests/problem/test_limits.py", "tests/display/test_figures.py"),
+        (
+            "tests/answer",
+            "tests/problem/test_limits.py",
+            "tests/display/test_figures.py",
+            "tests/display/test_one_figure.py",
+        ),
     ),
     "trace": ("workload/records/trace.py", ("tests/workload/records", "tests/study")),
 }

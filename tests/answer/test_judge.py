@@ -180,13 +180,17 @@ def test_a_limit_that_both_barely_meet_or_miss_is_no_reason_for_twice_the_energy
 
 
 def test_a_sure_second_is_recommended_and_the_better_one_promising() -> None:
+    """Twelve launches each of today and of what saves 6 %, and a single one of what may save 11."""
     rng = np.random.default_rng(3)
-    records = [launch(rng, 0, 0, 0.001), launch(rng, 1, 1, 0.001, time=-0.5)]
-    records += [launch(rng, 2, 0, 0.001), launch(rng, 3, 1, 0.001, time=-0.5)]
-    noisy = launch(rng, 4, 2, 0.001, time=-0.52)
-    judge = judge_of([*records, noisy], failed=())
-    best, _ = judge.choose()
-    assert advise(judge, best).action == "train"
+    records = []
+    for number in range(0, 36, 3):
+        records += [launch(rng, number, 0, 0.045), launch(rng, number + 1, 1, 0.045, time=-0.06)]
+    judge = judge_of([*records, launch(rng, 50, 2, 0.045, time=-0.12)])
+    best, choice = judge.choose()
+    advice = advise(judge, best, met=choice.met)
+    assert best.configuration == configuration(2)
+    assert (advice.action, advice.point.configuration) == ("train", configuration(1))
+    assert advice.promising == best
 
 
 def test_a_launch_that_fails_again_is_known_from_the_records() -> None:
