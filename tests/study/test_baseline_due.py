@@ -55,6 +55,7 @@ def test_other_failures_and_the_users_own_are_not_replaced(problem) -> None:
 def test_the_answer_names_the_baseline_that_was_taken(tmp_path, monkeypatch) -> None:
     # As where the models are wrong about the memory of the default.
     monkeypatch.setattr("tuner.problem.from_job._default_that_fits", lambda default, *_: default)
+    why: list[str] = []
     result = tuner.optimize(
         "qwen2.5-7b",
         cluster="h100-32",
@@ -62,7 +63,9 @@ def test_the_answer_names_the_baseline_that_was_taken(tmp_path, monkeypatch) -> 
         search=SearchSettings(max_probes=3),
         runs_dir=tmp_path,
         report=False,
+        on_progress=lambda event: why.append(event.message) if event.kind == "started" else None,
     )
+    assert why[:2] == ["today", "today, because the default runs out of memory"]
     assert result.baseline.configuration.short == "dp32 mb1 zero1"
     text = "\n".join(answer_lines(result))
     assert (
