@@ -181,15 +181,19 @@ class RankGroup(Ranks):
         for pid, code in server.exits(timeout_s):
             if pid in self._running:
                 self._running.discard(pid)
-                # Its last messages are still in its socket: read them before its end is reported.
+                self._hear_the_rest()  # before its end is reported
                 rank = self._rank_of[pid]
-                link = self._links.get(rank)
-                if link is not None:
-                    link.setblocking(False)
-                    with contextlib.suppress(OSError, RuntimeError):
-                        while link in self._selector.get_map() and self._readable(link):
-                            self._received(link)
                 self._pending.append(Event("exit", rank, detail={"code": code}))
+
+    def _hear_the_rest(self) -> None:
+        """Read what all have sent until now, those included who have only just connected."""
+        with contextlib.suppress(OSError):  # nobody else waits
+            while True:
+                self._accept(self._listener)
+        for link in list(self._buffers):
+            with contextlib.suppress(OSError, RuntimeError, KeyError):
+                while link in self._selector.get_map() and self._readable(link):
+                    self._received(link)
 
     @staticmethod
     def _readable(link: socket.socket) -> bool:
@@ -266,8 +270,7 @@ def below(server: int) -> list[Process]:
     for _ in range(LOOKS):
         found = [each for each in map(_process, sorted(members)) if each is not None]
         # A process that ends leaves its children to the server, who then stand where nobody looked.
-        now = family(server) if server else set()
-        if now <= members:
+        if not members or (now := family(server)) <= members:
             break
         members = now
     return found
@@ -525,16 +528,7 @@ class CommandGroup(RankGroup):
             if pid != self._command or pid not in self._running:
                 continue
             self._running.discard(pid)
-            with contextlib.suppress(BlockingIOError):  # who has ended since it connected, too
-                while True:
-                    self._accept(self._listener)
-            for link in [key.fileobj for key in self._selector.get_map().values()]:
-                if link in self._buffers:
-                    assert isinstance(link, socket.socket)
-                    link.setblocking(False)
-                    with contextlib.suppress(OSError, RuntimeError, KeyError):
-                        while link in self._selector.get_map() and self._readable(link):
-                            self._received(link)
+            self._hear_the_rest()
             if code == 0 and self._left_training():
                 self._left_s = time.monotonic()
                 continue

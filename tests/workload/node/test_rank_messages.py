@@ -170,3 +170,13 @@ def test_what_was_said_before_the_command_ended_is_heard() -> None:
         group._server.kill()
         group.notice_exits()
         assert group.describe() == ", and torch was imported by -c 'import torch'"
+
+
+def test_what_a_rank_said_before_it_ended_is_heard_before_its_end() -> None:
+    detail = json.dumps({"evidence": "error", "message": "no data", "effect": False})
+    sent = f"hello 0 41 2\nfail {detail}\n".encode()
+    with group_of(False, sent) as (group, _):
+        group._server.kill()
+        group.notice_exits()
+        heard = [group.next_event(0.0) for _ in range(3)]
+        assert [event.kind for event in heard if event] == ["hello", "fail", "exit"]
