@@ -131,7 +131,7 @@ def plot_lines(view: View) -> list[str]:
     result = view.result
     named = [("T", result.baseline), ("X", result.recommended)]
     drawn = [*result.front_points, *(point for _, point in named if point is not None)]
-    if len({point.configuration for point in drawn}) < 2 or not view.result.has_energy:
+    if len({point.configuration for point in drawn}) < 2 or not result.has_energy:
         return []
     marks = [(p, "o" if p.configuration in view.front else ".") for p in result.points]
     marks.sort(key=lambda mark: mark[1] == "o")  # what matters more is drawn later

@@ -327,9 +327,10 @@ def _with_baseline(
     found: Evaluation,
     constants: Constants | None,
 ) -> tuple[Evaluation, int]:
-    own = without_defaults(baseline.launch), baseline.live
+    own = without_defaults(baseline.launch)
     for row, each in enumerate(found.configurations):
-        if (without_defaults(each.launch), each.live) == own:  # under the baseline's own name
+        if each.live == baseline.live and without_defaults(each.launch) == own:
+            # Under the baseline's own name.
             named = (*found.configurations[:row], baseline, *found.configurations[row + 1 :])
             return replace(found, configurations=named), row
     alone = AnalyticModel(job, cluster, constants=constants).predict([baseline])

@@ -167,10 +167,9 @@ class _LlamaFactory(_Starter):
     also = ("sft",)
 
     def command(self, given: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-        nodes, each = environment.get("NNODES") or 1, environment.get("NPROC_PER_NODE") or "gpu"
-        start = ["torchrun", f"--nnodes={nodes}", f"--nproc-per-node={each}"]
         second = environment.get("USE_V1", "").lower() in ("true", "y", "1")
-        return [*start, "-m", f"llamafactory{'.v1' * second}.launcher", *given]
+        module = f"llamafactory{'.v1' * second}.launcher"
+        return [*_torchrun(environment, "gpu"), "-m", module, *given]
 
     def read(self, typed: LauncherCommand) -> Read:
         """Return the same with its settings of torch's DDP."""
@@ -228,9 +227,14 @@ class _Swift(_Starter):
     own = ("sft",)
 
     def command(self, given: Sequence[str], environment: Mapping[str, str]) -> list[str]:
-        nodes, each = environment.get("NNODES") or 1, environment.get("NPROC_PER_NODE") or 1
-        start = ["torchrun", f"--nnodes={nodes}", f"--nproc-per-node={each}"]
-        return [*start, "-m", "swift.cli.sft", *given]
+        return [*_torchrun(environment, "1"), "-m", "swift.cli.sft", *given]
+
+
+def _torchrun(environment: Mapping[str, str], each: str) -> list[str]:
+    """Return torchrun as variables say it, with so many ranks a node where none does."""
+    nodes = environment.get("NNODES") or 1
+    nodes, each = environment.get("NNODES") or 1, environment.get("NPROC_PER_NODE") or each
+    return ["torchrun", f"--nnodes={nodes}", f"--nproc-per-node={each}"]
 
 
 def _reply(
