@@ -65,7 +65,7 @@ class CorrectablePrior(Prior, Protocol):
 
 def prior_of(job: TrainingJob, cluster: Cluster) -> Prior | None:
     """Return the prior of this job on this cluster; None if no provider has one."""
-    providers: list[Any] = [*SOCKET.plugins.values(), *SOCKET.parts]
+    providers: list[Any] = [*SOCKET.plugins.found.values(), *SOCKET.parts]
     return next((p for each in providers if (p := each.prior_of(job, cluster)) is not None), None)
 
 

@@ -53,8 +53,8 @@ def _maybe(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: value is None or check(value)
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str)
+def _is(kind: type) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, kind)
 
 
 def _is_integer(value: Any) -> bool:
@@ -63,25 +63,25 @@ def _is_integer(value: Any) -> bool:
 
 #: Check and description of each declared type.
 TYPES: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-    "bool": (lambda value: isinstance(value, bool), "true or false"),
+    "bool": (_is(bool), "true or false"),
     "int": (_is_integer, "an integer"),
     "int | None": (_maybe(_is_integer), "an integer"),
     "float": (_is_number, "a number"),
     "float | None": (_maybe(_is_number), "a number"),
-    "str": (_is_text, "text"),
-    "str | None": (_maybe(_is_text), "text"),
+    "str": (_is(str), "text"),
+    "str | None": (_maybe(_is(str)), "text"),
     "Scope": (
         lambda value: value in ("gpu", "module", "node", "none"),
         "gpu, module, node or none",
     ),
     "tuple[int, ...]": (_many(_is_integer), "a list of integers"),
     "tuple[float, ...]": (_many(_is_number), "a list of numbers"),
-    "tuple[str, ...]": (_many(_is_text), "a list of texts"),
+    "tuple[str, ...]": (_many(_is(str)), "a list of texts"),
     "Mapping[str, float]": (
         lambda value: isinstance(value, Mapping) and all(map(_is_number, value.values())),
         "a table of numbers",
     ),
-    "Mapping[str, Any]": (lambda value: isinstance(value, Mapping), "a table"),
+    "Mapping[str, Any]": (_is(Mapping), "a table"),
 }
 
 
@@ -351,6 +351,13 @@ def declared_options(kind: type) -> Iterator[tuple[Field[Any], Option]]:
 def limited(*, default: Any = MISSING, **more: Any) -> Any:
     """Declare the limits of a dataclass field without an option; `more` as for `Option`."""
     return field(default=default, metadata={"option": Option("", **more)})
+
+
+class Checked:
+    """Base of a dataclass whose declared fields are checked when an object is made."""
+
+    def __post_init__(self) -> None:
+        check_options(self)
 
 
 def check_options(made: Any, where: str = "") -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from importlib import resources
 from pathlib import Path
@@ -391,11 +391,6 @@ class TrainingJob:
     def request_fields(self) -> dict[str, Any]:
         """The field of a request that holds the tuned training."""
         return {"job": self}
-
-    def started_by(self, built_in: Callable[[TrainingJob], Any]) -> Any:
-        """Return the job that starts the ranks: this one if it can, else the result of
-        `built_in`."""
-        return built_in(self)
 
     @property
     def splits_model(self) -> bool:

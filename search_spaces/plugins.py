@@ -11,7 +11,7 @@ import importlib
 import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cached_property
 from importlib.metadata import EntryPoint, PackageNotFoundError, distribution, entry_points
 from types import ModuleType
 from typing import Any
@@ -78,15 +78,10 @@ class Socket:
         """What is shipped and installed here, in the order of the table."""
         return [part for name in self.shipped if (part := self.part(name)) is not None]
 
-    @property
-    def plugins(self) -> Mapping[str, Any]:
-        """The plug-ins of other distributions that can be used, by name."""
-        return installed(self).found
-
-    @property
-    def left_out(self) -> Sequence[str]:
-        """A sentence on each plug-in of another distribution that cannot be used."""
-        return installed(self).left_out
+    @cached_property
+    def plugins(self) -> Plugins:
+        """The plug-ins of other distributions."""
+        return plugins_of(self, tuple(self.shipped))
 
     def check(self, plugin: Any) -> str:
         """Return the fault of a loaded plug-in; "" if it follows the protocol."""
@@ -135,12 +130,6 @@ def plugins_of(
         if fault:
             left_out.append(left_out_sentence(socket, point, fault))
     return Plugins(found, left_out)
-
-
-@cache
-def installed(socket: Socket) -> Plugins:
-    """Load the plug-ins of a socket once."""
-    return plugins_of(socket, tuple(socket.shipped))
 
 
 def is_left_out(error: ModuleNotFoundError) -> bool:

@@ -167,7 +167,7 @@ def result_of_answer(answer: Answer) -> Result:
     """Return the public result of an answer."""
     from tuner.result import Result
 
-    return Result.of(answer)
+    return Result(**{item.name: getattr(answer, item.name) for item in fields(answer)})
 
 
 def shown_in(run: RunFolder, report: bool = True) -> Show | None:

@@ -16,7 +16,7 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.fields import JSON_SCHEMA
 from tuner.search_spaces.plugins import extra_module
 from tuner.search_spaces.safe_files import archive_of
-from tuner.workload.records.probe import known_figures
+from tuner.workload.records.probe import without_energy
 
 if TYPE_CHECKING:
     import pandas
@@ -58,11 +58,6 @@ class Result(Answer):
             surrogates (`source="predicted"`, no windows); never among `points` or `front_points`
             and never chosen. Fastest first.
     """
-
-    @classmethod
-    def of(cls, answer: Answer) -> Result:
-        """Return an answer with its views."""
-        return cls(**_fields(answer))
 
     @property
     def headline(self) -> str:
@@ -134,7 +129,7 @@ class Result(Answer):
         values = {name: named[name] if name in named else getattr(self, name) for name in _IN_JSON}
         if self.plan is not None:
             values |= {n: getattr(self.plan, n) for n in ("parameter_count", "doubts")}
-        data = known_figures(as_json(values), energy=self.has_energy)
+        data = as_json(values) if self.has_energy else without_energy(as_json(values))
         doubted = self.plan is not None and self.plan.doubts
         return {"schema": JSON_SCHEMA, **(without_probabilities(data) if doubted else data)}
 

@@ -36,7 +36,7 @@ def judge_of(records: list[ProbeRecord], *, fresh=(), failed=(), **limits) -> Ju
     posterior = Posterior.of(Windows.of(records))
     points = points_of(posterior, STEPS)
     today = next(p for p in points if p.configuration == configuration(0))
-    constraints = Constraints(**limits).relative_to(today.time_to_solution_s)
+    constraints = replace(Constraints(**limits), baseline_time_s=today.time_to_solution_s)
     return Judge(points, today, constraints, STEPS, posterior, frozenset(fresh), frozenset(failed))
 
 
@@ -345,7 +345,7 @@ class TestGain:
     ) -> None:
         today, _ = pair
         slower = point(configuration(1), 110.0, 200.0)
-        asked = Constraints(max_slowdown=0.1).relative_to(today.time_to_solution_s)
+        asked = replace(Constraints(max_slowdown=0.1), baseline_time_s=today.time_to_solution_s)
         known = {slower.configuration: (0.02, 0.02)}
         judge = Judge([today, slower], today, asked, STEPS, ratio_sd=known)
         met, every = judge.chance(slower, asked)

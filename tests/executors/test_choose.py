@@ -47,7 +47,7 @@ class TestShippedPlugin(ExecutorContract):
         plug_in(tmp_path, monkeypatch, PLUGIN)
 
     def kind(self) -> ExecutorKind:
-        kind: ExecutorKind = choose.SOCKET.plugins["queue"]
+        kind: ExecutorKind = choose.SOCKET.plugins.found["queue"]
         return kind
 
     def opening(self, run_dir: Path) -> Opening:

@@ -46,7 +46,7 @@ def test_the_analytic_model_follows_every_protocol_of_a_prior() -> None:
     assert isinstance(prior, Prior)
     assert isinstance(prior, MemoryPrior)
     assert isinstance(prior, CorrectablePrior)
-    assert not SOCKET.left_out
+    assert not SOCKET.plugins.left_out
 
 
 def test_without_the_analytic_models_a_study_has_no_prior(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 import tuner
 from tuner.planner.evaluate import interruptions
-from tuner.planner.text import large_lines, plan_lines
+from tuner.planner.text import VIEW, large_lines
 from tuner.result import Result
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.errors import InputError
@@ -29,7 +29,7 @@ def on(result: Result, nodes: int) -> Result:
 def test_a_plan_for_a_thousand_nodes_says_what_it_does_not_model(planned: Result) -> None:
     assert large_lines(on(planned, 999)) == []
     (line,) = large_lines(on(planned, 1000))
-    assert line in plan_lines(on(planned, 1000))
+    assert line in VIEW.answer_lines(on(planned, 1000))
     for words in ("1,000 nodes", "failures and restarts", "oversubscribed", "slowest of all"):
         assert words in line
 

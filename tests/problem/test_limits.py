@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -44,7 +45,7 @@ def test_a_slowdown_becomes_a_deadline_with_a_baseline_only() -> None:
     asked = Constraints(max_slowdown=0.0)
     assert not asked.limits
     assert asked.goal == "knee"
-    resolved = asked.relative_to(100.0)
+    resolved = replace(asked, baseline_time_s=100.0)
     assert resolved.limits == Limits(deadline_s=100.0, slowdown=0.0)
     assert resolved.goal == "energy"
     assert ResolvedRequest(resolved).to_json() == {"max_slowdown": 0.0}
@@ -59,7 +60,7 @@ def test_a_slowdown_becomes_a_deadline_with_a_baseline_only() -> None:
     ],
 )
 def test_of_two_limits_on_the_time_the_tighter_holds(deadline_s: float, limits: Limits) -> None:
-    asked = Constraints(max_slowdown=0.25, deadline_s=deadline_s).relative_to(100.0)
+    asked = replace(Constraints(max_slowdown=0.25, deadline_s=deadline_s), baseline_time_s=100.0)
     assert asked.limits == limits
 
 
@@ -119,7 +120,7 @@ def test_choice_search_and_probability_agree_on_which_points_exceed_a_limit() ->
 def test_a_baseline_meets_the_slowdown_of_zero_for_certain() -> None:
     result = large_result()
     today = result.baseline
-    asked = Constraints(max_slowdown=0.0).relative_to(today.time_to_solution_s)
+    asked = replace(Constraints(max_slowdown=0.0), baseline_time_s=today.time_to_solution_s)
     judge = Judge(result.points, today, asked, result.steps)
     assert judge.chance(today, asked) == ({"deadline_s": 1.0}, 1.0)
 

@@ -14,7 +14,7 @@ from tuner.problem.problem import ProbeCost
 from tuner.problem.settings import SearchSettings, StopReason, stop_sentence
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.study.loop import Budget, CostEstimate, SearchStatus, _time_limits
-from tuner.workload.records.probe import Failure, WindowPolicy
+from tuner.workload.records.probe import Failure, ProbeRecord, WindowPolicy
 
 #: What a limit tells of the next probe.
 NEXT = {"next_kJ": 2.0, "expected_gain": 0.004}
@@ -39,7 +39,7 @@ def test_without_limits_nothing_is_forbidden():
 
 def test_builds_are_summed_by_host_and_the_longest_counts():
     """Hosts build at the same time: their sum would leave out more than the search has waited."""
-    estimate = CostEstimate(None)  # type: ignore[arg-type]
+    estimate = CostEstimate(None, ())  # type: ignore[arg-type]
     assert estimate.built_s == 0.0
     for host, built_s in (("a", 300.0), ("b", 200.0), ("a", 0.0), ("b", 50.0), ("c", None)):
         environment = {} if built_s is None else {"built_s": built_s}
@@ -218,9 +218,10 @@ class TestCostEstimate:
         Configuration(Settings(data_parallel=1, micro_batch=4)),
     )
 
-    @pytest.fixture
-    def estimate(self) -> CostEstimate:
-        return CostEstimate(SimpleNamespace(prior=None, cost=ProbeCost()))  # type: ignore[arg-type]
+    @staticmethod
+    def of(*records: ProbeRecord) -> CostEstimate:
+        problem = SimpleNamespace(prior=None, cost=ProbeCost())
+        return CostEstimate(problem, records)  # type: ignore[arg-type]
 
     @pytest.mark.parametrize(
         ("probes", "configurations", "planned_kJ", "expected_kJ", "expected_s"),
@@ -236,52 +237,50 @@ class TestCostEstimate:
     )
     def test_it_is_by_the_launch_then_by_the_plan_then_by_any(
         self,
-        estimate: CostEstimate,
         probes: int,
         configurations: tuple[Configuration, ...],
         planned_kJ: float,
         expected_kJ: float,
         expected_s: float,
     ) -> None:
-        made = [record(f"p{n}") for n in range(probes)]
-        found = estimate.expected_kJ(made, configurations, planned_kJ)
+        estimate = self.of(*(record(f"p{n}") for n in range(probes)))
+        found = estimate.expected_kJ(configurations, planned_kJ)
         assert found == pytest.approx(expected_kJ)
-        assert estimate.expected_s(made, configurations) == pytest.approx(expected_s)
+        assert estimate.expected_s(configurations) == pytest.approx(expected_s)
 
-    def test_it_takes_the_first_configurations_launch(self, estimate: CostEstimate) -> None:
+    def test_it_takes_the_first_configurations_launch(self) -> None:
         dear = replace(request("d"), launch=self.OTHER.launch)
-        made = [record("a"), record("b", request=dear, energy_J=1100.0, wall_s=25.0)]
+        estimate = self.of(record("a"), record("b", request=dear, energy_J=1100.0, wall_s=25.0))
         both = (self.OTHER, self.TODAY)
-        assert estimate.expected_kJ(made, both, math.nan) == pytest.approx(1.2)
-        assert estimate.expected_s(made, both) == pytest.approx(30.0)
+        assert estimate.expected_kJ(both) == pytest.approx(1.2)
+        assert estimate.expected_s(both) == pytest.approx(30.0)
 
-    def test_plans_are_corrected_by_the_median_of_what_they_were_off(
-        self, estimate: CostEstimate
-    ) -> None:
+    def test_plans_are_corrected_by_the_median_of_what_they_were_off(self) -> None:
+        estimate = self.of()
         assert estimate.used_over_planned == 1.0
         for planned_kJ in (0.08, 0.04, 0.16, 0.0, math.nan):  # the last two were not planned
             estimate.learn(record("p"), planned_kJ)
         estimate.learn(record("q", failure=Failure("crash", "it died"), measurements=()), 1.0)
         assert estimate.used_over_planned == 2.0
-        assert estimate.expected_kJ([], (self.OTHER,), 0.3) == pytest.approx(0.6)
+        assert estimate.expected_kJ((self.OTHER,), 0.3) == pytest.approx(0.6)
         assert estimate.further_kJ((self.OTHER,), 0.3) == pytest.approx(0.6)
 
-    def test_a_launch_without_its_windows(self, estimate: CostEstimate) -> None:
-        assert estimate.launch_kJ([]) == 0.0
+    def test_a_launch_without_its_windows(self) -> None:
+        assert self.of().launch_kJ == 0.0
         more = [record("a"), record("b", energy_J=180.0), record("c", energy_J=900.0)]
-        assert estimate.launch_kJ(more) == pytest.approx(0.08)
-        assert estimate.launch_kJ([record("a", energy_J=20.0)]) == 0.0  # never less than nothing
+        assert self.of(*more).launch_kJ == pytest.approx(0.08)
+        assert self.of(record("a", energy_J=20.0)).launch_kJ == 0.0  # never less than nothing
 
     def test_before_any_probe_it_is_the_models(self) -> None:
         cost = ProbeCost(launch_s=10.0, launch_power=0.5, settle_s=1.0, window_s=4.0)
         predicted = SimpleNamespace(power_W=np.array([100.0, 200.0]), step_time_s=np.full(2, 0.5))
         prior = SimpleNamespace(predict=lambda configurations: predicted)
         problem = SimpleNamespace(prior=prior, cost=cost)
-        estimate = CostEstimate(problem)  # type: ignore[arg-type]
+        estimate = CostEstimate(problem, ())  # type: ignore[arg-type]
         visits_J = float(np.sum(cost.visit_J(predicted.power_W, predicted.step_time_s)))
         assert visits_J > 1000
         both = (self.TODAY, self.OTHER)
-        found_kJ = estimate.expected_kJ([], both, math.nan)
+        found_kJ = estimate.expected_kJ(both)
         assert found_kJ == pytest.approx((10.0 * 0.5 * 100.0 + visits_J) / 1000)
 
 

@@ -31,7 +31,8 @@ def install_plugin(
     monkeypatch.syspath_prepend(str(folder))
     monkeypatch.delitem(sys.modules, module, raising=False)
     # What was found before is found again after the test.
-    monkeypatch.setattr(plugins, "installed", cache(plugins.installed.__wrapped__))
+    found = cache(lambda socket: plugins.plugins_of(socket, tuple(socket.shipped)))
+    monkeypatch.setattr(plugins.Socket, "plugins", property(found))
 
 
 def require_parts(*modules: str) -> None:

@@ -29,7 +29,7 @@ def choose(answer: Answer, constraints: Constraints) -> AnotherChoice:
         )
     if answer.length is None:
         constraints.require_limits_of_a_step()
-    limits = constraints.relative_to(answer.today_s)
+    limits = replace(constraints, baseline_time_s=answer.today_s)
     own = answer.judged
     judge = own if not constraints.given else replace(own, constraints=limits)
     best, choice = judge.choose()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -137,12 +138,13 @@ _GOALS = {
 }
 
 
-def _score(point: Point, objective: str, constraints: Constraints) -> tuple[float, float]:
+def _score(point: Point, constraints: Constraints) -> tuple[float, float]:
     energy, time = point.estimated.energy_to_solution_kJ, point.estimated.time_to_solution_s
-    if objective == "time":
+    if constraints.goal == "time":
         return time, energy
     cost = cost_of(point, constraints)
-    return {"energy": energy, "edp": energy * time, "cost": cost, "carbon": energy}[objective], time
+    values = {"energy": energy, "edp": energy * time, "cost": cost, "carbon": energy}
+    return values[constraints.goal], time
 
 
 def _knee_of(points: Sequence[Point]) -> Point:
@@ -204,8 +206,7 @@ def best_of(
     if constraints.goal == "knee":
         return Best(_knee_of(front_of(list(filter(is_likely, fits)) or fits)), True)
 
-    def score(point: Point) -> tuple[float, float]:
-        return _score(point, constraints.goal, constraints)
+    score = partial(_score, constraints=constraints)
 
     def with_the_other(point: Point) -> float:
         value, other = score(point)
@@ -326,7 +327,7 @@ def _value(point: Point, constraints: Constraints) -> float | None:
     shown = as_shown(point)
     if constraints.goal == "carbon":
         return carbon_g(shown, constraints)
-    return None if constraints.goal == "knee" else _score(shown, constraints.goal, constraints)[0]
+    return None if constraints.goal == "knee" else _score(shown, constraints)[0]
 
 
 def never_measured(

@@ -357,6 +357,8 @@ def _normals(count: int, dimensions: int, seed: int) -> np.ndarray:
     return np.asarray(ndtri(np.clip(uniform, 1e-6, 1 - 1e-6)))
 
 
+#: What log energy, log time and log power have of log time and of log power.
+_ENERGY_TIME_POWER = ((1.0, 1.0), (1.0, 0.0), (0.0, 1.0))
 #: Joint draws behind the probability to meet the limits: its standard error is at most 0.01.
 DRAWS = 2500
 #: Repeats that count as evidence of no correlation between a launch's time and its power.
@@ -460,29 +462,18 @@ class Posterior:
         return np.asarray(self._power.weights @ self._power.means)
 
     @cached_property
-    def log_time_se(self) -> np.ndarray:
-        """Half the width of the 90 % interval of the log time over a standard normal's."""
-        return self._error(1.0, 0.0)
-
-    @cached_property
-    def log_power_se(self) -> np.ndarray:
-        """The same of the log power."""
-        return self._error(0.0, 1.0)
-
-    @cached_property
-    def log_energy_se(self) -> np.ndarray:
-        """The same of the log energy."""
-        return self._error(1.0, 1.0)
+    def errors(self) -> np.ndarray:
+        """Half the width of the 90 % interval of log energy, log time and log power over a standard
+        normal's, (3, configurations)."""
+        return np.array([self._error(*each) for each in _ENERGY_TIME_POWER])
 
     @cached_property
     def own_errors(self) -> np.ndarray:
-        """The same of log energy, log time and log power by a configuration's own launches,
-        (3, configurations): nothing is shrunk."""
+        """The same by a configuration's own launches: nothing is shrunk."""
         time, power = self._time, self._power
         rows, others = time.sample, power.sample[self._pairing]
         own = time.own_variances[rows], power.own_variances[others]
-        weights = (1.0, 1.0), (1.0, 0.0), (0.0, 1.0)
-        found = [self._sum(of_time, own[0], of_power, own[1]) for of_time, of_power in weights]
+        found = [self._sum(a, own[0], b, own[1]) for a, b in _ENERGY_TIME_POWER]
         return np.array([_half_width(np.zeros_like(each), each) for each in found])
 
     def _error(self, of_time: float, of_power: float) -> np.ndarray:

@@ -109,9 +109,8 @@ class StudyState:
     def constraints(self) -> Constraints:
         """The study's constraints, those relative to the baseline as absolute limits."""
         today = self.baseline
-        return self.spec.constraints.relative_to(
-            today.estimated.time_to_solution_s if today else None
-        )
+        baseline_time_s = today.estimated.time_to_solution_s if today else None
+        return replace(self.spec.constraints, baseline_time_s=baseline_time_s)
 
     @cached_property
     def judge(self) -> Judge:
@@ -142,8 +141,8 @@ def points_of(posterior: Posterior, steps: int, run_dir: Path | None = None) -> 
     """Return the points of a posterior, with NaN as probability of the front."""
     points, windows, rows = [], posterior.windows, posterior.windows.rows
     time, power = posterior.log_time, posterior.log_power
-    errors = posterior.log_time_se, posterior.log_power_se, posterior.log_energy_se
-    logs = zip(time, errors[0], power, errors[1], errors[2], strict=True)
+    energy_se, time_se, power_se = posterior.errors
+    logs = zip(time, time_se, power, power_se, energy_se, strict=True)
     every = zip(posterior.configurations, logs, posterior.own_errors.T, strict=True)
     for configuration, row, own in every:
         mine = [windows.measurements[row] for row in rows[configuration]]

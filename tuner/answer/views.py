@@ -92,7 +92,7 @@ class _PluginView(View):
 
 def views() -> Sequence[View]:
     """Return the views of this installation."""
-    plugins = [_PluginView(name, view) for name, view in SOCKET.plugins.items()]
+    plugins = [_PluginView(name, view) for name, view in SOCKET.plugins.found.items()]
     return [*SOCKET.parts, *plugins]
 
 

@@ -59,7 +59,9 @@ def add_commands(
     others' commands stay theirs.
     """
     asked = [each for each in shipped if word in each.commands] or shipped
-    commands.reserve(name for each in shipped if each not in asked for name in each.commands)
+    commands.reserved.update(
+        name for each in shipped if each not in asked for name in each.commands
+    )
     for provider in asked:
         module: Any = (
             shipped_module(provider.module)

@@ -8,7 +8,7 @@ import re
 import shlex
 import sys
 from argparse import SUPPRESS
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from tuner.cli.options import BAD_INPUT, OK
@@ -228,12 +228,16 @@ GROUPS = {
 
 
 class Commands:
-    """Registry to which each module of this package adds its commands."""
+    """Registry to which each module of this package adds its commands.
+
+    Attributes:
+        reserved: names that are refused to every command that is added from here on.
+    """
 
     def __init__(self, parser: Parser, dest: str = "command") -> None:
         self.parser = parser
         self._whats: dict[str, str] = {}
-        self._reserved: set[str] = set()
+        self.reserved: set[str] = set()
         self._parsers = parser.add_subparsers(
             dest=dest, metavar="COMMAND", prog=parser.prog, parser_class=Parser
         )
@@ -241,7 +245,7 @@ class Commands:
     def _parser(
         self, name: str, summary: str, *, hint: str = "", usage: str | None = None
     ) -> Parser:
-        if name in self._reserved:
+        if name in self.reserved:
             raise ValueError(f"there is a command {name!r} already")
         added: Parser = self._parsers.add_parser(
             name, help=summary, description=summary, hint=hint, usage=usage
@@ -290,10 +294,6 @@ class Commands:
 
         added.set_defaults(run_command=print_help)
         return Commands(added, dest=name)
-
-    def reserve(self, names: Iterable[str]) -> None:
-        """Refuse these names to every command that is added from here on."""
-        self._reserved.update(names)
 
     def leave_out(self, names: Sequence[str], extra: str) -> None:
         """Note commands whose extra is not installed."""

@@ -166,16 +166,6 @@ def environment() -> Environment:
     return made
 
 
-def render(name: str, **values: Any) -> str:
-    """Return a template filled with these values."""
-    return environment().get_template(name).render(**values)
-
-
-def macro(name: str, *arguments: Any) -> str:
-    """Render a macro of `macros.html` with its arguments."""
-    return str(getattr(environment().get_template("macros.html").module, name)(*arguments))
-
-
 #: More points than this are not in the table folded away below the front.
 _MOST_POINTS = 500
 
@@ -251,15 +241,17 @@ def _name_of(view: View, point: Point) -> str:
 def _shown_points(view: View) -> list[dict[str, Any]]:
     # The figures of each point that a click in the front may ask for.
     result = view.result
+    macros: Any = environment().get_template("macros.html").module
     first = [*result.front_points, *result.compared]
     every = {p.configuration: p for p in (*first, *result.points)}  # of many, others are left out
     return [
         {
             "place": view.units.place(point),
             "name": _name_of(view, point),
-            "knobs": macro("chips", point.configuration, None, view.result.today_configuration),
+            "knobs": str(macros.chips(point.configuration, None, result.today_configuration)),
             "tiles": {
-                tile.name: [tile.value, macro("lines", tile)] for tile in _figures_of(view, point)
+                tile.name: [tile.value, str(macros.lines(tile))]
+                for tile in _figures_of(view, point)
             },
         }
         for point in list(every.values())[:_MOST_POINTS]

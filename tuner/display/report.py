@@ -18,7 +18,7 @@ from tuner.answer.parts import Explanation
 from tuner.display import plots
 from tuner.display.advice import advice_lines, evidence_sentence
 from tuner.display.figures import dark_palette, shown_timelines
-from tuner.display.html import detail_values, front_values, render, top_values
+from tuner.display.html import detail_values, environment, front_values, top_values
 from tuner.display.view import NOTEBOOK, View, energy_columns
 from tuner.formatting import common_mark, label, value_text
 from tuner.search_spaces.safe_files import write_text
@@ -61,17 +61,20 @@ def render_report(result: Answer, *, records: Sequence[ProbeRecord] = ()) -> str
     explanation = plots.explained(result)
     timelines, left_out = shown_timelines(result, records)
     figures = plots.figures(result, records, explanation=_bought(explanation), timelines=timelines)
-    return render(
-        "report.html",
-        view=view,
-        result=result,
-        figures=figures,
-        left_out=left_out,
-        palette=dark_palette(),
-        plotly=packed_plotly(),
-        **top_values(view, figures),
-        **front_values(view),
-        **detail_values(view, explanation, timelines),
+    return (
+        environment()
+        .get_template("report.html")
+        .render(
+            view=view,
+            result=result,
+            figures=figures,
+            left_out=left_out,
+            palette=dark_palette(),
+            plotly=packed_plotly(),
+            **top_values(view, figures),
+            **front_values(view),
+            **detail_values(view, explanation, timelines),
+        )
     )
 
 
@@ -95,13 +98,16 @@ def result_html(result: Answer) -> str:
     ]
     headline, *details = advice_lines(result) or [result.choice.sentence]
     sentences = [*details, view.words.notice, evidence_sentence(result), view.payback]
-    return render(
-        "notebook.html",
-        result=result,
-        headline=headline,
-        sentences=[sentence for sentence in sentences if sentence],
-        heads=[*view.names, *heads],
-        rows=list(zip(points, rows, strict=True)),
-        view=view,
-        more=len(result.front_points) - len(points),
+    return (
+        environment()
+        .get_template("notebook.html")
+        .render(
+            result=result,
+            headline=headline,
+            sentences=[sentence for sentence in sentences if sentence],
+            heads=[*view.names, *heads],
+            rows=list(zip(points, rows, strict=True)),
+            view=view,
+            more=len(result.front_points) - len(points),
+        )
     )

@@ -319,7 +319,7 @@ def answer_lines(result: Answer) -> list[str]:
     lines += [view.notices] if view.notices else []
     if not view.failed_in_passing:
         lines += _failures(result)
-    lines += [f"{notice[:1].upper()}{notice[1:]}." for notice in VIEWS.left_out]
+    lines += [f"{notice[:1].upper()}{notice[1:]}." for notice in VIEWS.plugins.left_out]
     return [*lines, *_stopped(result), *_next(result)]
 
 

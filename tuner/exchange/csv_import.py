@@ -32,7 +32,7 @@ from tuner.recordings.csv_files import (
 from tuner.recordings.table import TablePoint, load_table, positive
 from tuner.search_spaces.data_files import write_toml
 from tuner.search_spaces.errors import InputError, UnknownName
-from tuner.search_spaces.fields import check_options, option
+from tuner.search_spaces.fields import Checked, option
 from tuner.search_spaces.knobs import KNOBS, parse_words
 from tuner.search_spaces.safe_files import make_folder, write_text
 from tuner.workload.records.probe import Measurement, MeterInfo, ProbeRecord, ProbeRequest
@@ -63,7 +63,7 @@ EXPORTS = (
 
 
 @dataclass(frozen=True)
-class CsvOptions:
+class CsvOptions(Checked):
     """Meaning of the columns of CSV files, as the user gives it."""
 
     time_column: str | None = option(None, "column of the time, in s or the unit in its name")
@@ -79,9 +79,6 @@ class CsvOptions:
     )
     estimated: bool = option(False, "the energy is an estimate, not metered")
     steps: int = option(1, "rows of work that make the solution", least=1)
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
     @property
     def measured(self) -> dict[str, str]:

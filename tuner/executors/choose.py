@@ -44,10 +44,10 @@ def kind_named(name: str) -> ExecutorKind:
         if (found := SOCKET.part(name)) is None:
             raise not_installed(f"the executor {name}")
         return found
-    if name in SOCKET.plugins:
-        return _Plugin(name, SOCKET.plugins[name])
-    faults = "".join(f"; {sentence}" for sentence in SOCKET.left_out)
-    known = (*SOCKET.shipped, *SOCKET.plugins)
+    if name in SOCKET.plugins.found:
+        return _Plugin(name, SOCKET.plugins.found[name])
+    faults = "".join(f"; {sentence}" for sentence in SOCKET.plugins.left_out)
+    known = (*SOCKET.shipped, *SOCKET.plugins.found)
     raise InputError(f"{UnknownName('executor', name, known)}{faults}")
 
 
@@ -101,8 +101,8 @@ def predicts(name: str | Executor | None) -> bool:
 
 
 def _default(cluster: Cluster, address: str | None, announce: Announce) -> ExecutorKind:
-    for name in (*SOCKET.shipped, *SOCKET.plugins):
-        if name in SOCKET.plugins or SOCKET.part(name) is not None:
+    for name in (*SOCKET.shipped, *SOCKET.plugins.found):
+        if name in SOCKET.plugins.found or SOCKET.part(name) is not None:
             try:
                 if (kind := kind_named(name)).is_default(cluster, address):
                     return kind
@@ -130,7 +130,7 @@ def open_executor(name: str | None, opening: Opening) -> Executor:
     machine can open none of that kind and no address is given.
     """
     announce = opening.announce
-    for sentence in SOCKET.left_out:
+    for sentence in SOCKET.plugins.left_out:
         announce(f"{sentence[:1].upper()}{sentence[1:]}.")
     kind = kind_named(name) if name else _default(opening.cluster, opening.address, announce)
     try:

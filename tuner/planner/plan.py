@@ -372,7 +372,7 @@ def plan_result(spec: StudySpec, table: PlanTable) -> Answer:
     if table.rows[table.baseline].memory_bytes > limit:
         # It would run out of memory: shown for comparison, never chosen.
         points = tuple(p for p in points if p is not baseline)
-    constraints = spec.constraints.relative_to(baseline.time_to_solution_s)
+    constraints = replace(spec.constraints, baseline_time_s=baseline.time_to_solution_s)
     ratios = {r.configuration: (r.time_ratio_sd, r.energy_ratio_sd) for r in table.rows}
     judge = Judge(points, baseline, constraints, problem.steps, ratio_sd=ratios)
     best, choice = judge.choose()

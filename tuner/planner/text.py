@@ -40,19 +40,6 @@ FAR_DOUBLINGS = 4
 ASSUMED = "What [program] of the job's file does not state is assumed as in the built-in program."
 
 
-def plan_lines(result: Answer) -> list[str]:
-    """Return the lines of a plan's answer; empty for a study."""
-    if result.plan is None:
-        return []
-    return [
-        *size_lines(result),
-        _counted(result.plan),
-        *large_lines(result),
-        *states_lines(result.job),
-        *_assumed(result.job),
-    ]
-
-
 def large_lines(result: Answer) -> list[str]:
     """Return lines on the cost of failures and on effects of many nodes that the models ignore."""
     cluster, plan = result.cluster, result.plan
@@ -347,12 +334,20 @@ class PlanView(View):
         return doubt_lines(answer.plan.doubts if answer.plan else ())
 
     def answer_lines(self, answer: Answer) -> list[str]:
-        """Return the sizes and the assumptions of a plan."""
-        return plan_lines(answer)
+        """Return the sizes and the assumptions of a plan; empty for a study."""
+        if answer.plan is None:
+            return []
+        return [
+            *size_lines(answer),
+            _counted(answer.plan),
+            *large_lines(answer),
+            *states_lines(answer.job),
+            *_assumed(answer.job),
+        ]
 
     def summary_lines(self, answer: Answer) -> list[str]:
         """Return the lines of the answer, and the probes that would test the plan."""
-        return [*plan_lines(answer), *probe_lines(answer)]
+        return [*self.answer_lines(answer), *probe_lines(answer)]
 
 
 VIEW = PlanView()

@@ -281,10 +281,6 @@ class Constraints:
                     "add --steps with its number of optimizer steps to tuner optimize"
                 )
 
-    def relative_to(self, baseline_time_s: float | None) -> Constraints:
-        """Return these constraints with the limit on slowdown relative to a baseline's time."""
-        return replace(self, baseline_time_s=baseline_time_s)
-
     @property
     def limits(self) -> Limits:
         """The limits as absolute ones, without a limit on slowdown whose baseline is unknown."""

@@ -426,7 +426,7 @@ def problem_of_job(request: JobRequest, *, plan: bool = False) -> Problem:
     allowed = _allowed(found, most, parts.space_name, configuration)
     if not found.inspected:
         found.notes.extend(knobs_in_play(allowed, parts.whole, job, cluster))
-    found.notes.extend([*PRIORS.left_out, *ROUTES.left_out])
+    found.notes.extend([*PRIORS.plugins.left_out, *ROUTES.plugins.left_out])
     candidates = found.candidates
     sized = "global_batch" in launchable(job, cluster).narrowed(parts.whole).choices
     if sized and configuration.get("global_batch") is None:

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
 from tuner.formatting import Units, duration, label, percent, probability
-from tuner.search_spaces.fields import check_options, option
+from tuner.search_spaces.fields import Checked, option
 from tuner.workload.records.probe import STAND_IN_W, WindowPolicy
 
 DEFAULT_PROBES = 40
@@ -30,7 +30,7 @@ SIMULATED_LIMIT_S = 3600.0
 
 
 @dataclass(frozen=True)
-class SearchSettings:
+class SearchSettings(Checked):
     """Limits and rules of a search."""
 
     probe_budget_kJ: float | None = option(
@@ -109,9 +109,6 @@ class SearchSettings:
         f"GPU: {QUIET_LIMIT_S / 60:g} min at most in all, after which it is measured all the same",
     )
     seed: int = option(0, "random seed", least=0)
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
     def with_default_limits(self, *, simulated: bool = False) -> SearchSettings:
         """Return these settings with the default limits if they have none.

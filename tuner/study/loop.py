@@ -185,8 +185,8 @@ class Budget:
 class CostEstimate:
     """Expected energy of probes, learned from those that were made."""
 
-    def __init__(self, problem: Problem) -> None:
-        self._problem = problem
+    def __init__(self, problem: Problem, records: Sequence[ProbeRecord]) -> None:
+        self._problem, self._records = problem, records
         self._ratios: list[float] = []
         self._built_s: dict[str, float] = {}  # by host
 
@@ -213,16 +213,14 @@ class CostEstimate:
         """Return the expected energy of further settings of a running launch."""
         return self.used_over_planned * planned_kJ
 
-    def launch_kJ(self, records: Sequence[ProbeRecord]) -> float:
-        """Return the energy of a probe outside its windows: the median so far, 0 before any."""
-        each_J = [_beside_windows(record)[0] for record in records if record.measurements]
+    @property
+    def launch_kJ(self) -> float:
+        """Energy of a probe outside its windows: the median so far, 0 before any."""
+        each_J = [_beside_windows(record)[0] for record in self._records if record.measurements]
         return max(statistics.median(each_J), 0.0) / 1000 if each_J else 0.0
 
     def expected_kJ(
-        self,
-        records: Sequence[ProbeRecord],
-        configurations: Sequence[Configuration],
-        planned_kJ: float,
+        self, configurations: Sequence[Configuration], planned_kJ: float = math.nan
     ) -> float:
         """Return the expected energy of a probe, kilojoules.
 
@@ -233,10 +231,10 @@ class CostEstimate:
         count = len(configurations)
         same = [
             record
-            for record in records
+            for record in self._records
             if record.request.launch == configurations[0].launch and record.measurements
         ]
-        measured = same or [record for record in records if record.measurements]
+        measured = same or [record for record in self._records if record.measurements]
         if not same and math.isfinite(planned_kJ):
             return planned_kJ * self.used_over_planned
         if measured:
@@ -253,11 +251,9 @@ class CostEstimate:
         visits_J = cost.visit_J(predicted.power_W, predicted.step_time_s)
         return float(cost.launch_J(predicted.power_W)[0] + visits_J.sum()) / 1000
 
-    def expected_s(
-        self, records: Sequence[ProbeRecord], configurations: Sequence[Configuration]
-    ) -> float:
+    def expected_s(self, configurations: Sequence[Configuration]) -> float:
         """Return the seconds of a probe, from earlier ones of its launch, else of any; 0 before."""
-        measured = [record for record in records if record.measurements]
+        measured = [record for record in self._records if record.measurements]
         launch = configurations[0].launch
         same = [record for record in measured if record.request.launch == launch] or measured
         if not same:
@@ -379,7 +375,8 @@ class SearchLoop:
         self._number, self._spent_s = first_number, spent_s
         self._began_s = executor.now_s()
         self._flying: dict[str, _Flight] = {}
-        self._budget, self._cost = Budget(spec.settings), CostEstimate(spec.problem)
+        self._budget = Budget(spec.settings)
+        self.cost = CostEstimate(spec.problem, self.records)
         self._stopped: StopReason | None = None
         self._quiet_left_s = QUIET_LIMIT_S
         self.state = StudyState(spec, self.records)
@@ -392,7 +389,7 @@ class SearchLoop:
     @property
     def elapsed_s(self) -> float:
         """Seconds of all sessions on the executor's clock, less builds, which serve later ones."""
-        return self._spent_s + self._executor.now_s() - self._began_s - self._cost.built_s
+        return self._spent_s + self._executor.now_s() - self._began_s - self.cost.built_s
 
     def _limit(
         self,
@@ -420,22 +417,16 @@ class SearchLoop:
         check = partial(self._budget.check, status, cost_kJ, searching=searching, count=count)
         if searching and self._verifies:
             limit = check(reserve=True, expected_s=expected_s)
-            if limit and (repeating or launches_to_verify(self.state, self.expected_kJ)[1]):
+            if limit and (repeating or launches_to_verify(self.state, self.cost.expected_kJ)[1]):
                 return limit
         return check(expected_s=expected_s)
-
-    def expected_kJ(
-        self, configurations: Sequence[Configuration], planned_kJ: float = math.nan
-    ) -> float:
-        """Return the expected energy of a probe (`CostEstimate.expected_kJ`)."""
-        return self._cost.expected_kJ(self.records, configurations, planned_kJ)
 
     # -- what to run next ------------------------------------------------------------------------
 
     def _next(self) -> tuple[ProbeRequest, float, str] | None:
         flying = any(flight.purpose == "baseline" for flight in self._flying.values())
         baseline = None if flying else baseline_due(self._problem, self.records)
-        if baseline is not None and not self._limit(self.expected_kJ([baseline])):
+        if baseline is not None and not self._limit(self.cost.expected_kJ([baseline])):
             lighter = baseline != self._problem.baseline
             why = "today" + ", because the default runs out of memory" * lighter
             return self._request([baseline], "baseline"), math.nan, why
@@ -454,7 +445,7 @@ class SearchLoop:
         if today is None or not self._verifies or purposes & {"baseline", "verify"}:
             return None
         due = repeat_due(self._problem, self.records, early=early)
-        both_kJ = 2 * self.expected_kJ([today]) if due else 0.0
+        both_kJ = 2 * self.cost.expected_kJ([today]) if due else 0.0
         if not due or self._limit(both_kJ, searching=True, repeating=True, count=2):
             return None
         return self._request([today], "verify"), math.nan, "today again"
@@ -475,7 +466,9 @@ class SearchLoop:
         planner, question = self._planner, self._question.question
         if limit := self._stopped:
             if limit.kind in LIMITS and planner.estimates_gain:
-                self._stopped = with_next_probe(limit, self._plan(), self.expected_kJ, question)
+                self._stopped = with_next_probe(
+                    limit, self._plan(), self.cost.expected_kJ, question
+                )
             return None
         if self._flying and planner.better_to_wait(self._planning_state()):
             return None
@@ -485,13 +478,13 @@ class SearchLoop:
                 unsafe = self._question.peak_limit is not None
                 self._stopped = StopReason("unsafe" if unsafe else "exhausted")
             return None
-        cost_kJ = self.expected_kJ(plan.configurations, plan.cost_J / 1000)
+        cost_kJ = self.cost.expected_kJ(plan.configurations, plan.cost_J / 1000)
         if reason := reason_to_stop(self.state, plan, cost_kJ):
             if not self._flying:
                 self._stopped = reason
             return None
         if limit := self._limit(cost_kJ, searching=True):
-            self._stopped = with_next_probe(limit, plan, self.expected_kJ, question)
+            self._stopped = with_next_probe(limit, plan, self.cost.expected_kJ, question)
         return None if self._stopped else plan
 
     def _plan(self) -> ProbePlan | None:
@@ -518,8 +511,8 @@ class SearchLoop:
 
     def limit_on(self, configuration: Configuration) -> StopReason | None:
         """Return the limit that forbids a further launch; None if it is allowed."""
-        cost_s = self._cost.expected_s(self.records, [configuration])
-        return self._limit(self.expected_kJ([configuration]), expected_s=cost_s)
+        cost_s = self.cost.expected_s([configuration])
+        return self._limit(self.cost.expected_kJ([configuration]), expected_s=cost_s)
 
     def verify(self, configuration: Configuration, why: str) -> ProbeRecord:
         """Launch a configuration again, alone, and return its record. Raises as `run`."""
@@ -557,7 +550,7 @@ class SearchLoop:
         self._wait_until_quiet()
         if self._settings.wait_until_quiet and self._is_stopped():
             return  # while it waited
-        cost_kJ = self.expected_kJ(configurations, planned_kJ)
+        cost_kJ = self.cost.expected_kJ(configurations, planned_kJ)
         self._number += 1
         flight = _Flight(request.purpose, configurations, cost_kJ, planned_kJ)
         self._flying[request.probe_id] = flight
@@ -597,9 +590,9 @@ class SearchLoop:
         plan = self._planner.plan_continuation(self._planning_state(without=name), so_far)
         if plan is None:
             return ()
-        used_kJ = self._cost.launch_kJ(self.records)
+        used_kJ = self.cost.launch_kJ
         used_kJ += math.fsum(m.energy_J for m in so_far.measurements) / 1000
-        cost_kJ = self._cost.further_kJ(plan.configurations, plan.cost_J / 1000)
+        cost_kJ = self.cost.further_kJ(plan.configurations, plan.cost_J / 1000)
         if reason_to_stop(self.state, plan, cost_kJ):
             return ()
         more_kJ = max(0.0, used_kJ - flight.cost_kJ) + cost_kJ
@@ -628,7 +621,7 @@ class SearchLoop:
         self.state = StudyState(self._spec, self.records)
         self._question = self._current_question()
         del self._flying[record.request.probe_id]
-        self._cost.learn(record, flight.planned_kJ)
+        self.cost.learn(record, flight.planned_kJ)
         event = replace(self._event(), kind="finished", record=record, front=self.state.front)
         if self._recorder is not None:
             self._recorder.add(record)

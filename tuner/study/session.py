@@ -238,7 +238,7 @@ def _verify(search: SearchLoop) -> NoVerdict | None:
     reported_choice: Point | None = None
     while True:
         state = search.state
-        choice, more = launches_to_verify(state, search.expected_kJ)
+        choice, more = launches_to_verify(state, search.cost.expected_kJ)
         if more is None or choice is None:
             return None
         today = state.judge.today

@@ -20,7 +20,7 @@ from typing import Any
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.knobs import KNOBS, Value
 from tuner.workload.scripts.command import Start
-from tuner.workload.scripts.routes import Route, today_of
+from tuner.workload.scripts.routes import Route, routes, today_by
 from tuner.workload.scripts.script_facts import LAUNCH
 from tuner.workload.scripts.script_job import ScriptJob
 
@@ -53,8 +53,8 @@ class RouteContract:
         job = self.job(tmp_path)
         for name, value in self.route().today(job).items():
             assert KNOBS[name].check(value) == value
-            assert name in today_of(job)
-        for name, value in today_of(job).items():
+            assert name in today_by(routes(), job)
+        for name, value in today_by(routes(), job).items():
             assert job.baseline.get(name) == value
 
     def test_what_a_route_supports_holds_todays_value(self, tmp_path: Path) -> None:

@@ -259,7 +259,7 @@ def _why_not_torch(platform: Platform) -> str:
 
 def _notes(inspected: Iterable[DeviceFacts], cores: float, gpus: int) -> tuple[str, ...]:
     notes = [note for facts in inspected for note in facts.notes]
-    notes += [*SOCKET.left_out, *CLOCKS.left_out, *ROUTES.left_out]
+    notes += [*SOCKET.plugins.left_out, *CLOCKS.plugins.left_out, *ROUTES.plugins.left_out]
     notes.append(why_not_built_in())
     if not why_few_cores(cores, gpus):  # too few are among the missing parts
         notes.append(why_few_cores(cores, gpus, ENOUGH_CORES))

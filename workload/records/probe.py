@@ -2,7 +2,7 @@
 
 A record says on what basis its figures rest (`Basis`), and which failure ended it. Where only time
 is measured, a search counts `STAND_IN_W` at all times, so that least energy is least time. That
-power is no figure: `known_figures` leaves it and whatever rests on it out of everything that is
+power is no figure: `without_energy` leaves it and whatever rests on it out of everything that is
 written, and `with_stand_in` puts it back into a stored record that is read.
 """
 
@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol, runtime_checkable
 
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError
-from tuner.search_spaces.fields import check_options, dump_fields, option, read_fields
+from tuner.search_spaces.fields import Checked, dump_fields, option, read_fields
 from tuner.search_spaces.knobs import by_stage, delivered_names
 
 
@@ -51,7 +51,7 @@ SEARCH_MIN_S = 3.0
 
 
 @dataclass(frozen=True)
-class WindowPolicy:
+class WindowPolicy(Checked):
     """Length and precision of the measurement of a live setting."""
 
     #: 5 s are stable on NVML (ML.ENERGY blog; see docs/measuring.md).
@@ -77,9 +77,6 @@ class WindowPolicy:
         "relative standard error that ends a window of the search",
         least=0,
     )
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
     @property
     def rough(self) -> WindowPolicy:
@@ -133,21 +130,17 @@ def of_energy(name: str) -> bool:
     return _OF_ENERGY.search(name) is not None
 
 
-def known_figures(data: dict[str, Any], *, energy: bool) -> dict[str, Any]:
-    """Return JSON values, with every figure of energy or power null unless `energy`."""
-    return data if energy else dict(_without_energy(data))
-
-
-def _without_energy(data: Any) -> Any:
+def without_energy(data: Any) -> Any:
+    """Return JSON values, with every figure of energy or power null."""
     if isinstance(data, list):
-        return [_without_energy(each) for each in data]
+        return [without_energy(each) for each in data]
     if not isinstance(data, Mapping):
         return data
 
     def kept(name: str, value: Any) -> Any:
         if name in _CHOSEN:
             return value
-        return None if of_energy(name) else _without_energy(value)
+        return None if of_energy(name) else without_energy(value)
 
     return {name: kept(name, value) for name, value in data.items()}
 
@@ -341,7 +334,7 @@ class MeterInfo:
 
     def known(self, data: dict[str, Any]) -> dict[str, Any]:
         """Return JSON values, with figures of energy and power null where there are none."""
-        return known_figures(data, energy=self.has_energy)
+        return data if self.has_energy else dict(without_energy(data))
 
     @property
     def basis(self) -> Basis:

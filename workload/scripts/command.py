@@ -23,7 +23,7 @@ from typing import Any, Protocol
 
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.errors import InputError, UnknownName
-from tuner.search_spaces.fields import check_options, option, whole_number
+from tuner.search_spaces.fields import Checked, option, whole_number
 from tuner.search_spaces.knob_declarations import Knob
 from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.plugins import not_installed
@@ -405,7 +405,7 @@ class ShellScript(Protocol):
 
 
 @dataclass(frozen=True)
-class Script:
+class Script(Checked):
     """Script as the user names it, its command as one shell line.
 
     joulefront starts the ranks that a launcher in front of it would start. `{NAME}` or
@@ -438,9 +438,6 @@ class Script:
     observation: Observation | None = field(default=None, repr=False, compare=False)
     #: Folder that an observed command was typed in; `cwd` is then that of its ranks.
     typed_in: str = ""
-
-    def __post_init__(self) -> None:
-        check_options(self)
 
     @cached_property
     def words(self) -> tuple[str, ...]:

@@ -308,18 +308,13 @@ def launchable(
         cluster: where the built-in program trains; None for GPUs of any kind.
         program: in place of the built-in program's file.
     """
-
-    def built_in(own: TrainingJob) -> LaunchableJob:
-        module = shipped_module(_PROGRAM)
-        if module is None:
-            return ModelledJob(own, cluster)
-        started: LaunchableJob = module.BuiltInJob(
-            own, cluster, program or module.training_program()
-        )
-        return started
-
-    found: LaunchableJob = job.started_by(built_in)
-    return found
+    if isinstance(job, LaunchableJob):  # a script's, which starts itself
+        return job
+    module = shipped_module(_PROGRAM)
+    if module is None:
+        return ModelledJob(job, cluster)
+    started: LaunchableJob = module.BuiltInJob(job, cluster, program or module.training_program())
+    return started
 
 
 def why_not_built_in() -> str:

@@ -469,7 +469,7 @@ def carriers() -> tuple[Route, ...]:
     """
     in_command = [Placeholders(), *_shipped("framework keys"), HookValues()]
     in_settings = [*_shipped("deepspeed"), FRAMEWORK_ARGUMENTS, MODEL_SWITCH, KeyFiles()]
-    plugins = [PluginRoute(name, route) for name, route in SOCKET.plugins.items()]
+    plugins = [PluginRoute(name, route) for name, route in SOCKET.plugins.found.items()]
     return (*in_command, *in_settings, Variables(), TorchSettings(), *plugins)
 
 
@@ -492,11 +492,6 @@ _MUST_BUILD = (
 )
 
 
-def today_of(job: ScriptTraining) -> dict[str, Value]:
-    """Return the present value of each knob that some route knows."""
-    return today_by(routes(), job)
-
-
 def support_of(job: ScriptTraining, knob: str) -> KnobSupport:
     """Return the support of a launch knob by the first route that has it, or the first reason."""
     able = (BATCH_SPLIT,) if knob in SPLIT else carriers()
@@ -517,5 +512,5 @@ __all__ = [
     "carriers",
     "routes",
     "support_of",
-    "today_of",
+    "today_by",
 ]

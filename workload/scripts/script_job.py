@@ -10,16 +10,15 @@ from __future__ import annotations
 import json
 import os
 import shlex
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
-from tuner.search_spaces.job import TodayFacts, TrainingJob
+from tuner.search_spaces.job import TodayFacts
 from tuner.search_spaces.knob_declarations import CHANGED, Knob, check_knobs, with_baseline
 from tuner.search_spaces.knobs import KNOBS, Value
 from tuner.search_spaces.safe_files import write_text
@@ -37,7 +36,7 @@ from tuner.workload.scripts.routes import (
     KnobSupport,
     routes,
     support_of,
-    today_of,
+    today_by,
 )
 from tuner.workload.scripts.script_facts import LAUNCH, Launcher, ScriptTraining
 from tuner.workload.scripts.secrets import require, shell_words
@@ -153,7 +152,7 @@ class ScriptJob(ScriptTraining, LaunchableJob):
         """The user's present configuration."""
         values = {
             name: value
-            for name, value in today_of(self).items()
+            for name, value in today_by(routes(), self).items()
             if name in _ALWAYS_NAMED or (name in KNOBS and value != KNOBS[name].default)
         }
         return with_baseline(Configuration.of(values), self.knobs)
@@ -331,10 +330,6 @@ class ScriptJob(ScriptTraining, LaunchableJob):
         )
 
     # ---- what others ask of a job
-
-    def started_by(self, built_in: Callable[[TrainingJob], Any]) -> ScriptJob:
-        """Return this job, which starts itself."""
-        return self
 
     @property
     def facts(self) -> ScriptJob:

@@ -282,4 +282,4 @@ def test_it_is_found_as_an_installed_distribution(made: Make) -> None:
     made()
     assert platforms()["rocm"] is Amd
     assert list(platforms()) == ["cuda", "rocm", "cpu"]  # a machine's cores come last
-    assert SOCKET.left_out == []
+    assert SOCKET.plugins.left_out == []

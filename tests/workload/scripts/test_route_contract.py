@@ -386,7 +386,7 @@ def test_a_route_that_cannot_be_used_is_named_and_the_others_go_on(
 ) -> None:
     job = plugged(tmp_path, monkeypatch, PLUGIN.replace(changed, to) if changed else PLUGIN, name)
     assert not job.offers["compilation"].turned
-    (sentence,) = SOCKET.left_out
+    (sentence,) = SOCKET.plugins.left_out
     assert sentence.startswith(f"the route {name!r} (")
     assert fault in sentence
 

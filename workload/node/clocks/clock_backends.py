@@ -104,7 +104,7 @@ def available_backends(nvml: Any, gpu: Gpu, environ: Mapping[str, str]) -> Itera
     for way in shipped_ways():
         if (found := way.backend(nvml, gpu, environ)) is not None:
             yield found
-    for name, plugin in SOCKET.plugins.items():
+    for name, plugin in SOCKET.plugins.found.items():
         try:
             found = plugin.backend(nvml, gpu, environ)
         except Exception as error:  # of another distribution: whatever it raises

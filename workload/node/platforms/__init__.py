@@ -36,15 +36,15 @@ SOCKET = Socket(
 def platforms() -> dict[str, type[Platform]]:
     """Return the platforms by `Device.type`, in the order in which a machine is searched."""
     first = {name: SOCKET.part(name) for name in SOCKET.shipped if name != "cpu"}
-    return {**first, **SOCKET.plugins, "cpu": SOCKET.part("cpu")}
+    return {**first, **SOCKET.plugins.found, "cpu": SOCKET.part("cpu")}
 
 
 def platform_of(cluster: Cluster) -> Platform:
     """Return the platform of a cluster's devices; InputError if none is installed."""
     kind = cluster.device.type
     shipped = kind in SOCKET.shipped
-    if (found := SOCKET.part(kind) if shipped else SOCKET.plugins.get(kind)) is None:
-        reasons = "".join(f"; {sentence}" for sentence in SOCKET.left_out)
+    if (found := SOCKET.part(kind) if shipped else SOCKET.plugins.found.get(kind)) is None:
+        reasons = "".join(f"; {sentence}" for sentence in SOCKET.plugins.left_out)
         raise InputError(
             f"devices of type {kind!r} need a platform that is not installed (for 'rocm': pip "
             f"install joulefront-amd){reasons}"

@@ -69,7 +69,7 @@ def test_a_platform_of_another_distribution_is_found_before_the_cores(
     cluster = detect_cluster()
     assert cluster.device.name == "X1"
     assert isinstance(platform_of(cluster), platforms()["xpu"])
-    assert SOCKET.left_out == []
+    assert SOCKET.plugins.left_out == []
 
 
 @pytest.mark.parametrize(
