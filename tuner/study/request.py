@@ -7,10 +7,12 @@
 from __future__ import annotations
 
 import shlex
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -363,7 +365,7 @@ def job_of_script(
 def _observed_here(
     script: Script,
     before: ScriptJob | None,
-    launched_here: Callable[[ScriptJob], RunProbe],
+    launched_here: Callable[..., RunProbe],
     require_length: Callable[[], None],
     cluster: Cluster,
     run: RunFolder,
@@ -378,21 +380,33 @@ def _observed_here(
     if before is not None and (again := before.observed_again(script)) is not None:
         announce_today(again, announce)
         return again
-    run_probe = launched_here(observed_job(script))
+    run_probe = launched_here(observed_job(script), ahead=script.probable_imports)
     seen = observe_script(script, run_probe, folder=run.path, announce=announce, cluster=cluster)
     if seen is None:
         return None
     blank = blank_job(seen.script, cluster)
     if not (blank.steps or seen.facts.get("length")):
         require_length()
-    return job_of_observed(
-        seen,
-        launched_here(replace(blank, whole=bool(seen.why_as_it_stands))),
-        cluster=cluster,
-        folder=run.path,
-        announce=announce,
-        adds_knobs=adds_knobs,
-    )
+    with _importing("tuner.study.session"):
+        return job_of_observed(
+            seen,
+            launched_here(replace(blank, whole=bool(seen.why_as_it_stands))),
+            cluster=cluster,
+            folder=run.path,
+            announce=announce,
+            adds_knobs=adds_knobs,
+        )
+
+
+@contextmanager
+def _importing(module: str) -> Iterator[None]:
+    # Import what comes next while processes are waited for inside.
+    thread = threading.Thread(target=partial(import_module, module), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        thread.join()
 
 
 def _inspected(
@@ -459,13 +473,18 @@ def _launched_here(
     cluster: Cluster,
     announce: Announce,
     limit_s: float | None,
+    *,
+    ahead: Sequence[str] | None = None,
 ) -> RunProbe:
-    # What a job's ranks import is imported for the first launch that starts ranks, if there is one.
+    # What a job's ranks import is imported for the first launch that starts ranks, if there is one;
+    # what they will probably need (`ahead`) while a core is idle beside a command.
     def run_probe(of: ScriptJob, request: ProbeRequest) -> ProbeRecord:
         runner = node.runner(job, cluster, run_dir=run.path, announce=announce)
         if limit_s is not None:
             request = replace(request, first_step_limit_s=limit_s, time_limit_s=limit_s)
         runner.prepare()
+        if ahead is not None:
+            runner.import_ahead(ahead)
         return runner.run_for_job(of, request)
 
     return run_probe

@@ -145,9 +145,11 @@ def measured_levels(
 ) -> Levels:
     """Measure the idle power before a launch; return it with the limit of the lease's devices."""
     meter, device = timeline.meter, node.cluster.device
-    idle_W = node.idle.measure(
-        meter, request.window.idle_s, node.cancelled.wait, samples=lambda: timeline.samples
-    )
+    # Cores draw at once what they draw when idle, so the first probe tells it, and nobody waits for
+    # it before the command is started; GPUs are cool only once.
+    later = request.inspects and not device.is_gpu
+    idle_s = 0.0 if later else request.window.idle_s
+    idle_W = node.idle.measure(meter, idle_s, node.cancelled.wait, samples=lambda: timeline.samples)
     most_W = math.inf
     if meter.info.scope == "gpu":
         limits_W = [live.get("power_limit_W") for live in request.live]

@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from typing import Any
 
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.safe_files import TemporaryFolder, refuse_sudo, without_secrets
+from tuner.workload.node.host import CpuContention, granted_cores
 from tuner.workload.node.platforms import platforms
 from tuner.workload.node.platforms.base import Platform
 from tuner.workload.node.rank_group import CommandGroup, NoReply, RankGroup, ServerError
@@ -62,10 +64,19 @@ PRELOAD_OPTIONAL = (
 )
 
 
+#: Of torch, what only a compiled model and DeepSpeed's programs import: a third of its time.
+_OF_COMPILERS = "torch._inductor"
+
+
 #: The fork server has this long to end its ranks, seconds; it gives up a second earlier itself.
 KILL_LIMIT_S = 8.0
 #: It has this long to end itself with all that it started when the socket closes, seconds.
 END_LIMIT_S = 5.0
+#: It reads a request within this time, seconds.
+SEND_LIMIT_S = 60.0
+#: Length of one look at the cores, seconds, and how many must have been idle to import beside a
+#: command: ticks of the kernel's clock are 10 ms.
+LOOK_S, IDLE_CORES = 0.2, 0.8
 #: Times that a session is searched for processes that were started meanwhile.
 SEARCHES = 20
 
@@ -126,6 +137,7 @@ class RankServer:
         self._socket: socket.socket | None = None
         self._buffer = b""
         self._requests = 0
+        self._begun: tuple[str, ...] | None = None  # what is being imported meanwhile
         self._ops: set[str] = set()
         self._exits: list[tuple[int, int]] = []
         self._error_log: Any = None
@@ -144,6 +156,12 @@ class RankServer:
         needed = (name for name in needs if _is_of(packages, name))
         self._needs = tuple(dict.fromkeys((*self._needs, *needed)))
 
+    def succeed(self, other: RankServer) -> None:
+        """Have `start` import what another server was to import, too, and end that one."""
+        self._needs = tuple(dict.fromkeys((*self._needs, *other._needs)))
+        self._optional = tuple(dict.fromkeys((*self._optional, *other._optional)))
+        other.close()
+
     @property
     def imported(self) -> tuple[str, ...]:
         """The packages that are imported before the first fork."""
@@ -151,9 +169,12 @@ class RankServer:
 
     @property
     def to_import(self) -> tuple[str, ...]:
-        """Those of them that `start` has yet to import."""
+        """Those of them that `start` has yet to import; of one that it has, the module."""
         done = self._imported if self.alive and self._imported is not None else ()
-        return tuple(dict.fromkeys(_package(name) for name in self._modules if name not in done))
+        left = (name for name in self._modules if name not in done)
+        have = {*map(_package, done)}
+        names = (name if _package(name) in have else _package(name) for name in left)
+        return tuple(dict.fromkeys(names))
 
     @property
     def _modules(self) -> tuple[str, ...]:
@@ -182,6 +203,14 @@ class RankServer:
         """The environment that ranks start from."""
         return dict(self._env)
 
+    def begin(self) -> None:
+        """Start, and have it import, without waiting: `start` waits for it."""
+        self.close()
+        remove_stale_locks()
+        self._launch()
+        self._send(self._imports())
+        self._begun = self._modules
+
     def start(self) -> None:
         """Start unless it runs, and import; InputError without torch or DeepSpeed."""
         began = time.monotonic()
@@ -189,15 +218,27 @@ class RankServer:
             self.close()
             remove_stale_locks()
             self._launch()
-        if self._imported == self._modules:
+        if self._begun is not None:
+            self._await_imports(self._begun)
+        elif self._imported == self._modules:
             return
-        request = {
+        if self._imported != self._modules:
+            self._send(self._imports())
+            self._await_imports(self._modules)
+        self.ready_s = time.monotonic() - began
+
+    def _imports(self) -> dict[str, Any]:
+        return {
+            **PREPARE,
             "imports": list(self._needs),
             "optional": list(self._optional),
             "devices": not self._on_cpu,
         }
+
+    def _await_imports(self, modules: tuple[str, ...]) -> None:
+        self._begun = None
         try:
-            reply = self._request_reply({**PREPARE, **request}, timeout_s=300)
+            reply = self._reply("prepare", timeout_s=300)
         except ServerError as error:
             if error.kind == "ModuleNotFoundError":
                 raise InputError(
@@ -207,8 +248,7 @@ class RankServer:
             raise
         self.fork_unsafe = reply["fork_unsafe"]
         self.torch = TorchBuild(**reply["torch"]) if reply["torch"] else None
-        self._imported = self._modules
-        self.ready_s = time.monotonic() - began
+        self._imported = modules
 
     def _launch(self) -> None:
         program = Path(__file__).with_name("fork_server.py")
@@ -229,7 +269,8 @@ class RankServer:
             raise ServerError(f"cannot start {self._python}: {error}") from error
         finally:
             theirs.close()
-        self._socket, self._buffer, self._ops, self._imported = ours, b"", set(), None
+        self._socket, self._buffer, self._ops = ours, b"", set()
+        self._imported = self._begun = None
 
     def missing_ops(self, ops: Sequence[str]) -> list[str]:
         """Return those of these DeepSpeed ops that are not loaded."""
@@ -345,14 +386,21 @@ class RankServer:
         return replies
 
     def _request_reply(self, request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
+        self._send(request)
+        return self._reply(request["op"], timeout_s)
+
+    def _send(self, request: Mapping[str, Any]) -> None:
         assert self._socket is not None
-        self._socket.settimeout(timeout_s)
+        self._socket.settimeout(SEND_LIMIT_S)
         self._requests += 1
         numbered = {**request, "number": self._requests}
         try:
             self._socket.sendall(json.dumps(numbered).encode() + b"\n")
         except OSError as error:
             raise ServerError("the fork server ended", self._log_text()) from error
+
+    def _reply(self, op: str, timeout_s: float) -> dict[str, Any]:
+        """Return the answer to what was sent last."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             for reply in self._pump(deadline - time.monotonic()):
@@ -361,7 +409,7 @@ class RankServer:
                 if "error" in reply:
                     raise ServerError(reply["error"], reply["traceback"], kind=reply["kind"])
                 return reply
-        raise NoReply(f"the fork server did not answer {request['op']!r} in {timeout_s:.0f} s")
+        raise NoReply(f"the fork server did not answer {op!r} in {timeout_s:.0f} s")
 
     def _log_text(self) -> str:
         if self._error_log is None:
@@ -370,12 +418,52 @@ class RankServer:
         return self._error_log.read().decode(errors="replace")[-2000:].strip()
 
 
+class ImportsAhead:
+    """Imports of a second server, begun once a core has been idle for a look.
+
+    A command that is started as it stands cannot be forked, and what it imports will be imported
+    once more for later ranks. Beside it that costs no time, unless other work waits for the cores.
+    """
+
+    def __init__(self, server: RankServer, *, look_s: float = LOOK_S) -> None:
+        self._server, self._look_s = server, look_s
+        self._enough = threading.Event()
+        self._thread = threading.Thread(target=self._begin_when_idle, daemon=True)
+        self._thread.start()
+
+    def _begin_when_idle(self) -> None:
+        cores = os.sched_getaffinity(0)
+        if granted_cores() < 2:  # the command has the one
+            return
+        while True:
+            everyone = CpuContention((), cores)
+            if self._enough.wait(self._look_s):
+                return
+            if (1 - everyone.share()) * len(cores) > IDLE_CORES:
+                with contextlib.suppress(ServerError, OSError):
+                    self._server.begin()
+                return
+
+    def take(self) -> RankServer | None:
+        """Return the server; None if no core was idle."""
+        self._enough.set()
+        self._thread.join()
+        return self._server if self._server.alive else None
+
+    def close(self) -> None:
+        """End the server."""
+        self._enough.set()
+        self._thread.join()
+        self._server.close()
+
+
 def _package(module: str) -> str:
     return module.partition(".")[0]
 
 
 def _is_of(packages: Collection[str] | None, module: str) -> bool:
-    return packages is None or _package(module) in packages
+    apart = _OF_COMPILERS if module.startswith(_OF_COMPILERS) else _package(module)
+    return packages is None or apart in packages
 
 
 def _session_of(pid: int) -> int:

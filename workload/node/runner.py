@@ -29,7 +29,7 @@ from tuner.workload.node.platforms import platform_of
 from tuner.workload.node.probe_run import Probe
 from tuner.workload.node.rank_group import ServerError
 from tuner.workload.node.rank_launch import ProbeNode
-from tuner.workload.node.rank_server import RankServer
+from tuner.workload.node.rank_server import ImportsAhead, RankServer
 from tuner.workload.records.probe import (
     Failure,
     MeterInfo,
@@ -71,6 +71,7 @@ class LocalRunner(Runner):
         meter = meter or platform.open_meter(cluster)
         self._announce = announce
         self._notified = ""  # why ranks are not forked
+        self._ahead: ImportsAhead | None = None
         self._one_at_a_time = threading.Lock()
         self.meter: MeterInfo = meter.info
         self.node = ProbeNode(
@@ -96,15 +97,40 @@ class LocalRunner(Runner):
         )
         self.set_job(job)
 
+    def import_ahead(self, modules: Sequence[str]) -> None:
+        """Import torch and what else ranks will probably need, on a core that is left idle."""
+        packages = {"torch", "setuptools", *(name.partition(".")[0] for name in modules)}
+        server = RankServer(
+            env={"DS_ACCELERATOR": self._platform.accelerator},
+            platform=self._platform,
+            needs=("torch",),
+            optional=modules,
+            packages=packages,
+        )
+        self._ahead = ImportsAhead(server)
+
     def prepare(self, ops: Sequence[str] = ()) -> float:
         """Import the frameworks and load DeepSpeed ops; return the seconds that it took.
 
         InputError if torch or DeepSpeed is missing, cannot use the GPUs, or an op cannot be built.
         """
         try:
+            self._take_ahead()
             return self._prepare(ops)
         except ServerError as error:
             raise InputError(f"this node cannot prepare for training: {error}") from error
+
+    def _take_ahead(self) -> None:
+        """Use the server that has begun to import, if this one lacks imports; else end it."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is None:
+            return
+        lacks, begun = self.node.server.to_import, ahead.take()
+        if begun is None or not lacks:
+            ahead.close()
+            return
+        begun.succeed(self.node.server)
+        self.node = replace(self.node, server=begun)
 
     def _prepare(self, ops: Sequence[str] = ()) -> float:
         began, cluster, server = time.monotonic(), self.node.cluster, self.node.server
@@ -225,6 +251,8 @@ class LocalRunner(Runner):
     def close(self) -> None:
         """End the ranks and their server, put back the clocks and close the meter."""
         self.node.cancelled.set()
+        if self._ahead is not None:
+            self._ahead.close()
         self.node.server.close()
         try:
             self.node.governor.close()

@@ -655,6 +655,14 @@ class Script(Checked):
             return False
 
     @property
+    def probable_imports(self) -> tuple[str, ...] | None:
+        """What its ranks will probably import, beside torch; None if none will be forked."""
+        try:
+            return imported_frameworks(self.words, self.cwd) if not self.job_script else None
+        except InputError:
+            return None
+
+    @property
     def read_launcher(self) -> Launcher | None:
         """The launcher that the parser finds in front of the script; None if it finds none."""
         try:

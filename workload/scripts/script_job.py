@@ -395,7 +395,11 @@ class ScriptJob(ScriptTraining, LaunchableJob):
         """Those that its ranks were seen to import; none if no rank is forked."""
         if self.whole:
             return ()
-        return {"torch", "setuptools", *self.frame.imports} if self.line else None
+        if not self.line:
+            return None
+        compiles = self.frame.compiled or any(knob.name == "compile" for knob in self.knobs)
+        compiles |= "deepspeed" in self.frame.imports
+        return {"torch", "setuptools", *self.frame.imports, *["torch._inductor"] * compiles}
 
     @property
     def searched_knobs(self) -> tuple[Knob, ...]:
