@@ -33,6 +33,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks.figures import Figure, arguments, publish
+from benchmarks.pieces import Pieces
 from benchmarks.search.ask_tell import PEERS
 from benchmarks.search.headline import (
     Kind,
@@ -44,7 +45,6 @@ from benchmarks.search.headline import (
 from benchmarks.search.made_up import KINDS, problems_of
 from benchmarks.search.names import OURS
 from benchmarks.search.own_stop import ending, own_stops, search_to_own_stop
-from benchmarks.search.pieces import Pieces
 from benchmarks.search.problems import Problem, load_problem
 from benchmarks.search.question import question_figures
 from benchmarks.search.runner import RunOptions, all_runs

@@ -16,9 +16,9 @@ from unittest import mock
 
 import optuna
 
+from benchmarks.pieces import Pieces
 from benchmarks.search.ask_tell import PEERS, AskTellPlanner
 from benchmarks.search.names import OURS
-from benchmarks.search.pieces import Pieces
 from benchmarks.search.problems import Problem, load_problem
 from benchmarks.search.samplers import planner_named
 from benchmarks.search.start import StartingAt, start_of

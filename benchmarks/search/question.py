@@ -18,8 +18,8 @@ import numpy as np
 import optuna
 
 from benchmarks.figures import Figure
+from benchmarks.pieces import Pieces
 from benchmarks.search.names import OURS
-from benchmarks.search.pieces import Pieces
 from benchmarks.search.problems import SPLITS, Problem, load_problem, split_of
 from benchmarks.search.runner import ProblemSearch
 from benchmarks.search.statistics import geometric_mean

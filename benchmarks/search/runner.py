@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 
 import optuna
 
-from benchmarks.search.pieces import Pieces
+from benchmarks.pieces import Pieces
 from benchmarks.search.problems import Problem, load_problem
 from benchmarks.search.samplers import planner_named
 from benchmarks.search.start import StartingAt, start_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from benchmarks.search.pieces import Pieces
+from benchmarks.pieces import Pieces
 from benchmarks.search.problems import Problem
 
 
