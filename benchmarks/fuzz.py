@@ -1,6 +1,9 @@
 """Malformed input: twenty thousand files, arguments and commands of a user, mutated at random.
 
 See `tests.fuzz.fuzzer` for what counts as a failure. Target: none.
+
+With `--pieces FILE` each chunk of inputs is kept, so that the whole may be stopped and started
+again, and run in parts (`--part 1/2`, `--only`); the figures are those of the part asked for.
 """
 
 from __future__ import annotations
@@ -10,10 +13,10 @@ import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
-from multiprocessing import get_context
+from pathlib import Path
 
 from benchmarks.figures import Figure, arguments, publish
+from benchmarks.pieces import PACKAGE, Pieces, part
 from tests.fuzz.commands import KINDS
 from tests.fuzz.fuzzer import Seen, fuzz_chunk
 
@@ -42,30 +45,29 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default="", metavar="WORDS", help="kinds whose name has these")
     parser.add_argument(
+        "--part", type=part, default="1/1", metavar="K/N", help="every Nth chunk, from the Kth on"
+    )
+    parser.add_argument(
+        "--pieces", type=Path, metavar="FILE", help="keep each chunk here, and add it up later"
+    )
+    parser.add_argument(
         "--workers", type=int, default=os.cpu_count() or 1, help="processes; all cores by default"
     )
     options = parser.parse_args(argv)
-    kinds = [kind for kind in KINDS if options.only in kind.name]
-    shares = sum(kind.share for kind in kinds)
-    left: Counter[str] = Counter()
+    shares = sum(kind.share for kind in KINDS)
+    chunks = []
+    for kind in KINDS:
+        inputs = math.ceil(options.inputs * kind.share / shares)
+        for first in range(0, inputs, CHUNK) if options.only in kind.name else ():
+            chunks.append((kind.name, first, min(first + CHUNK, inputs), options.seed))
+    folders = (*PACKAGE, "tests/fuzz", "tests/support")
+    pieces = Pieces(options.pieces, options.workers, folders=folders)
     seen: dict[str, Seen] = defaultdict(Seen)
-    # Spawned: a fork would hand on the threads' locks of whatever was imported here.
-    with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
-        parts = []
-        for kind in kinds:
-            inputs = math.ceil(options.inputs * kind.share / shares)
-            for first in range(0, inputs, CHUNK):
-                beyond = min(first + CHUNK, inputs)
-                parts.append(pool.submit(fuzz_chunk, kind.name, first, beyond, options.seed))
-                left[kind.name] += 1
-        for part in as_completed(parts):
-            name, more = part.result()
-            seen[name].add(more)
-            left[name] -= 1
-            if not left[name]:
-                _print(name, seen[name])
+    for name, more in pieces.results(fuzz_chunk, chunks[options.part]):
+        seen[name].add(more)
     total = Seen()
-    for each in seen.values():
+    for name, each in seen.items():
+        _print(name, each)
         total.add(each)
     publish(
         [

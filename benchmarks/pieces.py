@@ -1,8 +1,11 @@
-"""Results of searches, kept one by one, so that a run of hours goes on where it was stopped."""
+"""Results of a long benchmark, kept one by one, so that it can be run in parts and added up."""
 
 from __future__ import annotations
 
+import argparse
 import hashlib
+import multiprocessing
+import os
 import pickle
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -12,39 +15,47 @@ from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from benchmarks.figures import ROOT
-from benchmarks.search.problems import Problem
 
 Result = TypeVar("Result")
+#: All code of the package, by the folders in which it stands.
+PACKAGE = ("tuner", "search_spaces", "workload", "models")
 
 
 @cache
-def _search_digest() -> str:
-    # Results of another search, or of one that ends elsewhere, are computed again.
-    folders = "tuner/search", "tuner/problem", "tuner/study", "models"
+def _digest(folders: Sequence[str]) -> str:
     files = [file for folder in folders for file in (ROOT / folder).rglob("*.py")]
     return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(files))).hexdigest()
 
 
-def _key(search: Callable[..., Any], arguments: Sequence[Any]) -> str:
-    # Tables that are made stand in another folder each time.
-    words = [
-        (one.folder.name, one.group, one.jackknife) if isinstance(one, Problem) else one
-        for one in arguments
-    ]
-    return f"{_search_digest()} {search.__name__} {words}"
+def part(text: str) -> slice:
+    """Parse "2/3": every third, from the second on.
+
+    Raises:
+        ArgumentTypeError: the text is no such part.
+    """
+    try:
+        first, of = map(int, text.split("/"))
+    except ValueError:
+        first = of = 0
+    if not 1 <= first <= of:
+        raise argparse.ArgumentTypeError(f"{text!r} is not K/N with 1 <= K <= N")
+    return slice(first - 1, None, of)
 
 
 class Pieces:
-    """Results of searches, in a file if one is given.
+    """Results of calls, in a file if one is given.
 
     Args:
-        file: results of earlier runs, to which new ones are added; it is read as a pickle, so it
-            has to be one's own.
+        file: results of earlier runs, to which new ones are added; several processes may. It is
+            read as a pickle, so it has to be one's own.
         jobs: number of processes.
+        folders: code that the results depend on: those of other code are computed again.
     """
 
-    def __init__(self, file: Path | None = None, jobs: int = 1) -> None:
-        self._file, self._jobs = file, jobs
+    def __init__(
+        self, file: Path | None = None, jobs: int = 1, *, folders: Sequence[str] = PACKAGE
+    ) -> None:
+        self._file, self._jobs, self._folders = file, jobs, tuple(folders)
         self._kept: dict[str, Any] = {}
         if file is not None and file.exists():
             with file.open("r+b") as stream:
@@ -59,25 +70,47 @@ class Pieces:
         except (EOFError, pickle.UnpicklingError):  # the last may have been cut off
             stream.truncate(end)
 
-    def results(
-        self, search: Callable[..., Result], work: Sequence[tuple[Any, ...]]
-    ) -> list[Result]:
+    def _key(self, call: Callable[..., Any], arguments: Sequence[Any]) -> str:
+        # Tables that are made stand in another folder each time, so a problem has a key.
+        words = [getattr(one, "key", one) for one in arguments]
+        return f"{_digest(self._folders)} {call.__name__} {words}"
+
+    def results(self, call: Callable[..., Result], work: Sequence[tuple[Any, ...]]) -> list[Result]:
         """Return the result of each call, in order; those that are kept are not made again."""
-        keys = [_key(search, each) for each in work]
+        keys = [self._key(call, each) for each in work]
         missing = [i for i, key in enumerate(keys) if key not in self._kept]
         calls = [work[i] for i in missing]
-        if self._jobs > 1:
-            with ProcessPoolExecutor(self._jobs) as pool:
-                self._keep([keys[i] for i in missing], pool.map(search, *zip(*calls, strict=True)))
+        if self._jobs > 1 and calls:
+            # Spawned: a fork would hand on the locks of this process's threads.
+            spawned = multiprocessing.get_context("spawn")
+            with ProcessPoolExecutor(self._jobs, mp_context=spawned) as pool:
+                self._keep([keys[i] for i in missing], pool.map(call, *zip(*calls, strict=True)))
         else:
-            self._keep([keys[i] for i in missing], (search(*each) for each in calls))
+            self._keep([keys[i] for i in missing], (call(*each) for each in calls))
         return [self._kept[key] for key in keys]
+
+    def forget(
+        self,
+        call: Callable[..., Result],
+        work: Sequence[tuple[Any, ...]],
+        where: Callable[[Result], bool],
+    ) -> int:
+        """Forget the kept results for which `where` is true; return their number."""
+        keys = [self._key(call, each) for each in work]
+        found = [key for key in keys if key in self._kept and where(self._kept[key])]
+        for key in found:
+            del self._kept[key]
+        return len(found)
 
     def _keep(self, keys: Sequence[str], results: Iterable[Any]) -> None:
         for done, piece in enumerate(zip(keys, results, strict=True), 1):
             self._kept.update([piece])
             if self._file is not None:
-                with self._file.open("ab") as stream:
-                    pickle.dump(piece, stream)
-            print(f"\r{done} of {len(keys)} searches", end="", file=sys.stderr, flush=True)
+                # One write, so that pieces of several processes do not mix.
+                file = os.open(self._file, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+                try:
+                    os.write(file, pickle.dumps(piece))
+                finally:
+                    os.close(file)
+            print(f"\r{done} of {len(keys)}", end="", file=sys.stderr, flush=True)
         print(end="\n" * bool(keys), file=sys.stderr)

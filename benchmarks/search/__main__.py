@@ -55,6 +55,8 @@ from tuner.recordings.table import load_table
 
 #: Seeds of the searches of each kind of table that is made.
 MADE_SEEDS = (0, 1)
+#: Code that the result of a search depends on.
+SEARCH = ("tuner/search", "tuner/problem", "tuner/study", "models")
 #: Table of many launches whose figure stands alone.
 KAREUS = "kareus-attention-a100"
 
@@ -132,7 +134,7 @@ def options_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
         parser.error("--jobs and --most must be at least 1")
     if min(options.seeds, options.jackknife) < 0 or not options.seeds + options.jackknife:
         parser.error("--seeds and --jackknife must be at least 0, and one of them at least 1")
-    options.pieces = Pieces(options.pieces, options.jobs)
+    options.pieces = Pieces(options.pieces, options.jobs, folders=SEARCH)
     # Ours is what the others are compared with.
     options.samplers = list(dict.fromkeys([OURS, *options.samplers]))
     return options

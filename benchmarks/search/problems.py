@@ -61,6 +61,11 @@ class Problem:
     group: str
     jackknife: int | None = None
 
+    @property
+    def key(self) -> tuple[str, str, int | None]:
+        """Name of the problem, wherever its table stands."""
+        return self.folder.name, self.group, self.jackknife
+
 
 def split_of(table: str, group: str) -> str:
     """Return the key of `SPLITS` that a group belongs to."""

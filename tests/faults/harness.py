@@ -77,6 +77,10 @@ class Outcome:
         counts += self.front_differs
         return counts == 0 and bool(self.said) and not self.wrong and not self.skipped
 
+    @property
+    def failed(self) -> bool:
+        return not self.survived and not self.skipped
+
 
 @dataclass(frozen=True)
 class Fault:
