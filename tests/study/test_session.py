@@ -726,34 +726,67 @@ def test_a_planner_that_waits_for_what_is_in_flight_ends_no_search(options, monk
     assert "4 probes" in result.stopped
 
 
-def test_what_a_launch_was_to_cost_counts_the_settings_that_it_went_on_to(options, monkeypatch):
-    class GoesOn(session.CandidatePlanner):
-        def plan(self, state):
-            plan = super().plan(state)
-            return replace(plan, extendable=True, first_J=100.0)
+@pytest.fixture
+def goes_on(options, monkeypatch):
+    """Search with a planner that lets each launch go on to one more setting of 100 J, as planned;
+    return the run's records."""
 
-        def plan_continuation(self, state, so_far):
-            if len(so_far.request.live) > 1:
-                return None
-            first = self.candidates.find(so_far.request.configurations()[0])
-            launch = self._members[self._launch_of[first]]
-            (other, *_) = (row for row in launch if row != first)
-            return self._plan_of([other], "another clock", expected_gain=1.0, cost_J=3000.0)
+    def search(runner, *, capacity=1, first_J=100.0, **asked):
+        class GoesOn(session.CandidatePlanner):
+            def plan(self, state):
+                plan = super().plan(state)
+                return None if plan is None else replace(plan, extendable=True, first_J=first_J)
 
+            def plan_continuation(self, state, so_far):
+                if len(so_far.request.live) > 1:
+                    return None
+                first = self.candidates.find(so_far.request.configurations()[0])
+                launch = self._members[self._launch_of[first]]
+                (other, *_) = (row for row in launch if row != first)
+                return self._plan_of([other], "another clock", expected_gain=1.0, cost_J=100.0)
+
+        monkeypatch.setattr(session, "CandidatePlanner", GoesOn)
+        result = run_optimize(
+            "opt-350m",
+            cluster="a100-8",
+            executor=SimulatedExecutor(runner, capacity=capacity),
+            verify=False,
+            **options,
+            **asked,
+        )
+        return read_trace(result.run_dir / "trace" / "probes.jsonl").records
+
+    return search
+
+
+def settings_of(records):
+    return [len(each.measurements) for each in records]
+
+
+def test_what_a_launch_was_to_cost_counts_the_settings_that_it_went_on_to(goes_on, monkeypatch):
     learned: list[float] = []
-    monkeypatch.setattr(session, "CandidatePlanner", GoesOn)
     monkeypatch.setattr(
         loop.CostEstimate, "learn", lambda self, record, planned_kJ: learned.append(planned_kJ)
     )
-    run_optimize(
-        "opt-350m",
-        cluster="a100-8",
-        executor=SimulatedExecutor(FormulaRunner(**EIGHT_GPUS)),
-        max_probes=2,
-        verify=False,
-        **options,
+    records = goes_on(FormulaRunner(**EIGHT_GPUS), max_probes=2)
+    assert settings_of(records) == [1, 2]
+    assert learned[1] == pytest.approx(0.2)
+
+
+@pytest.mark.parametrize(("left_kJ", "settings"), [(0.15, [1, 2]), (0.05, [1, 1])])
+def test_a_launch_goes_on_within_what_is_left_of_the_budget(goes_on, left_kJ, settings, options):
+    (today,) = goes_on(FormulaRunner(**EIGHT_GPUS), max_probes=1)
+    budget_kJ = today.energy_J / 1000 + 2000.0 + left_kJ  # the launch takes less than planned
+    options["name"] = "within"
+    records = goes_on(
+        FormulaRunner(**EIGHT_GPUS), first_J=2e6, probe_budget_kJ=budget_kJ, max_probes=2
     )
-    assert learned[1] == pytest.approx(3.1)
+    assert settings_of(records) == settings
+
+
+def test_a_launch_that_is_under_way_when_the_search_ends_goes_on_to_nothing(goes_on):
+    records = goes_on(FormulaRunner(**EIGHT_GPUS), capacity=2, max_probes=4)
+    assert settings_of(records) == [1, 2, 2, 1]
 
 
 def test_as_many_probes_are_in_flight_as_there_are_nodes(options):
