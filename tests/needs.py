@@ -3,8 +3,8 @@
     @pytest.mark.needs("cc", "numactl")
 
 Programs are named by this mark alone. The marks `real`, `ray`, `root` and `traces`, by which runs
-are selected too, need what they name. `--needs cc` runs the tests of a compiler alone, and
-`--first-case` one case of each test, as a second machine does in CI.
+are selected too, need what they name. `--needs cc` runs the tests of a compiler alone.
+`--first-case` runs one case of each test, and `--passed FILE` those that have not passed elsewhere.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
@@ -143,10 +145,38 @@ def left_out(reasons: Iterable[str]) -> str:
     return line[:1].upper() + line[1:]
 
 
+def passed_in(file: Path) -> set[str]:
+    """Return the tests that passed by a file of `--junitxml`, as `junit_name` names them.
+
+    None have passed where there is no file: the other run could not be made.
+    """
+    if not file.exists():
+        return set()
+    return {
+        f"{case.get('classname')}::{case.get('name')}"
+        for case in ElementTree.parse(file).iter("testcase")
+        if not any(case.find(end) is not None for end in ("failure", "error", "skipped"))
+    }
+
+
+def junit_name(nodeid: str) -> str:
+    """Return how a file of `--junitxml` names a test: `tests.a.test_b.TestC::test_d[case]`."""
+    test, bracket, case = nodeid.partition("[")
+    path, *classes, name = test.split("::")
+    module = path.removesuffix(".py").replace("/", ".")
+    return f"{'.'.join([module, *classes])}::{name}{bracket}{case}"
+
+
 def add_option(parser: pytest.Parser) -> None:
     """Add the options that select tests."""
     parser.addoption("--needs", metavar="NAMES", help="only tests that need one of these")
     parser.addoption("--first-case", action="store_true", help="of each test only the first case")
+    parser.addoption(
+        "--passed",
+        type=Path,
+        metavar="FILE",
+        help="only tests that have not passed in the run of which --junitxml wrote this",
+    )
 
 
 @pytest.hookimpl(trylast=True)  # a first case that another option has left out is none
@@ -158,6 +188,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if unknown := names - set(NEEDS):
             raise pytest.UsageError(f"--needs takes {', '.join(NEEDS)}, not {sorted(unknown)[0]!r}")
         left = [item for item in left if names & set(needs_of(item))]
+    if (file := config.getoption("--passed")) is not None:
+        passed = passed_in(file)
+        left = [item for item in left if junit_name(item.nodeid) not in passed]
     if config.getoption("--first-case"):
         left = list({item.nodeid.partition("[")[0]: item for item in reversed(left)}.values())[::-1]
     kept = set(left)

@@ -114,6 +114,31 @@ class TestOther:
     assert ran == ["test_many[2]", "TestOther::test_many"]
 
 
+def test_what_has_passed_elsewhere_does_not_run_again(tmp_path: Path) -> None:
+    cases = """
+import os, pytest
+@pytest.mark.parametrize("n", ["a.b/c", "::x[1]", "\\x00"])
+def test_many(n): pass
+class TestOther:
+    class TestWithin:
+        def test_one(self): pass
+def test_skips(): os.path.exists("here") or pytest.skip("nothing is here")
+def test_fails(): assert os.path.exists("here")
+"""
+    conftest = CONFTEST + "from tests.needs import add_option as pytest_addoption\n"
+    conftest += "from tests.needs import pytest_collection_modifyitems\n"
+    passed = tmp_path / "passed.xml"
+    first = run(
+        tmp_path, cases, "--passed", str(passed), "--junitxml", str(passed), conftest=conftest
+    )
+    assert "1 failed, 4 passed, 1 skipped" in first.stdout, first.stdout
+    second = run(tmp_path, cases, "-vv", "--passed", str(passed), conftest=conftest)
+    again = [
+        line.split()[0].partition("::")[2] for line in second.stdout.splitlines() if "%]" in line
+    ]
+    assert again == ["test_skips", "test_fails"]
+
+
 def test_every_part_that_a_test_goes_through_is_a_module_of_an_extra() -> None:
     """A name that is misspelled would leave the test out everywhere."""
     ledger, named = Ledger.read(), set()

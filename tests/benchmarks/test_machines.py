@@ -153,25 +153,53 @@ def test_where_no_namespace_may_be_made_the_machine_is_left_out(
 
 
 @pytest.mark.parametrize(
-    ("brief", "run", "test"),
+    ("brief", "run", "tests"),
     [
-        (False, [], ["test"]),
+        (False, [], [["test"]]),
         (
             True,
             ["SEARCH=--max-probes 4 --search-time 30s"],
-            ["everyday-alone", "everyday-shared", "CASES=--first-case"],
+            [["everyday-alone", "CASES=--first-case"], ["everyday-shared", "ABOVE=fail"]],
         ),
     ],
 )
-def test_a_brief_visit_searches_shortly_and_runs_one_case_of_each_test(
-    brief: bool, run: list[str], test: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_brief_visit_searches_shortly_and_checks_no_code(
+    brief: bool,
+    run: list[str],
+    tests: list[list[str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked: list[list[str]] = []
-    monkeypatch.setattr(CleanRoot, "run", lambda self, words, log: asked.append([*words]) or 0)
+    monkeypatch.setattr(
+        CleanRoot, "run", lambda self, words, log: asked.append([*words]) or "everyday" in words[1]
+    )
     root = CleanRoot.__new__(CleanRoot)
     root.machine, root.folder = MACHINES["debian-12"], tmp_path
-    assert not root.outcome(tmp_path / "log", brief=brief).well  # nothing was tested
-    assert asked == [["make", "run", *run], ["make", "install"], ["make", *test]]
+    found = root.outcome(tmp_path / "log", brief=brief)
+    assert bool(found.make_test_exit) == brief  # of any of its parts
+    assert not found.well  # nothing was tested
+    made = [["make", *words] for words in tests]
+    assert asked == [["make", "run", *run], ["make", "install"], *made]
+
+
+def test_what_passed_in_a_root_is_kept_of_this_visit_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machines, "FOLDER", tmp_path)
+    monkeypatch.setattr(sys, "argv", ["machines", "debian-12", "--brief"])
+    monkeypatch.setattr(CleanRoot, "__init__", lambda self, machine, folder: setattr(self, "of", 0))
+    monkeypatch.setattr(CleanRoot, "durations", tmp_path / "made")
+    monkeypatch.setattr(CleanRoot, "outcome", lambda self, log, brief: WELL)
+    monkeypatch.setattr(machines.shutil, "rmtree", lambda folder: None)
+    kept = tmp_path / "debian-12.xml"
+    kept.write_text("of an earlier visit")
+    machines.main()
+    assert not kept.exists()
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "everyday-shared.xml").write_text(JUNIT)
+    machines.main()
+    assert kept.read_text() == JUNIT
 
 
 @pytest.mark.root
