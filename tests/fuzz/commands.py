@@ -132,10 +132,13 @@ def _exports(folder: Path) -> Try:
         # Drawn before, for the archive's length differs from one time to the next.
         reader = draw.choice(("show", "choose", "replay", "compare"))
         places = draw.of(st.randoms(use_true_random=True))
-        command("export", "kept", "--to", to, "--out", f"out.{to}", *redact)
-        if (archive := folder / "out.zip").is_file():
-            archive.write_bytes(torn(archive.read_bytes(), places))
-            command(reader, "out.zip")
+        archive = folder / "out.zip"
+        try:
+            command("export", "kept", "--to", to, "--out", f"out.{to}", *redact)
+            if archive.is_file():
+                archive.write_bytes(torn(archive.read_bytes(), places))
+                command(reader, "out.zip")
+        finally:
             archive.unlink(missing_ok=True)
 
     return one

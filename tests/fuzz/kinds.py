@@ -91,7 +91,11 @@ def parser() -> Any:
 
 
 def command(*words: str) -> None:
-    """Run the command in this process; raise where it ends as it must not."""
+    """Run the command in this process; raise where it ends as it must not.
+
+    Raises:
+        InputError: it refused its input, in one sentence.
+    """
     err, made = io.StringIO(), parser()
     with (
         contextlib.redirect_stdout(io.StringIO()),
@@ -107,6 +111,8 @@ def command(*words: str) -> None:
         raise AssertionError(f"exit code {code}: {said}")
     if code == 2 and len(said.strip().splitlines()) != 1:
         raise AssertionError(f"not one sentence: {said!r}")
+    if code == 2:
+        raise InputError(said.strip())
 
 
 def tables_in(package: str, *path: str) -> list[dict[str, Any]]:
@@ -598,11 +604,12 @@ def _launches(folder: Path) -> Try:
 
 def _vendors(folder: Path) -> Try:
     make_program(folder)
+    files = [folder / "acc.yaml", folder / "ds.json"]
+    sound = [(file, file.read_bytes()) for file in files]
 
     def one(draw: Draw) -> None:
-        for name in ("acc.yaml", "ds.json"):
-            if draw.random() < 0.3:
-                (folder / name).write_bytes(torn((folder / name).read_bytes()[:2000], draw))
+        for file, data in sound:
+            file.write_bytes(torn(data, draw) if draw.random() < 0.3 else data)
         read_command(bent_launch(draw, VENDORS_LAUNCHES), folder)
 
     return one
