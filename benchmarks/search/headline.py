@@ -8,6 +8,7 @@ part: truth and costs are the table's, and every search has the same start (`sta
 from __future__ import annotations
 
 import math
+import re
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +26,8 @@ from tuner.problem.settings import SearchSettings
 #: A peer whose own stop loses more than this in the worst tenth of its runs is no rival.
 MOST_REGRET = 0.01
 RANDOM_SWEEP = "random-sweep"
+#: Begins the figures of searches with the models of a table's job.
+MODELLED = "own_stop_over_oracle_modelled"
 #: Packages whose lines are those of the search.
 PACKAGES = ("tuner/search", "tuner/models/surrogate")
 
@@ -175,8 +178,12 @@ def kind_figures(kind: Kind) -> list[Figure]:
         *_effort(kind),
     ]
     if WITH_MODELS in kind.ending:
-        modelled, _ = mean_and_error(kind.to_stop(WITH_MODELS))
-        figures.append(Figure("own_stop_over_oracle_modelled", modelled, "ratio"))
+        each = kind.to_stop(WITH_MODELS)
+        figures.append(Figure(MODELLED, geometric_mean([*each.values()]), "ratio"))
+        for group, value in each.items():
+            where = re.sub(r"\W+", "_", group.rpartition(": ")[2])
+            figures.append(Figure(f"{MODELLED}_{where}", value, "ratio"))
+            print(f"  with the models of its job, at its own stop: {value:.2f} ({group})")
     rivals = {
         name: mean_and_error(kind.to_stop(name))[0]
         for name in kind.ending
@@ -262,7 +269,7 @@ def over_all(figures: Sequence[Figure]) -> list[Figure]:
         ("driver_cpu_s_per_probe", max, "s"),
         ("question_over_own_oracle", max, "ratio"),
     )
-    own = [one for one in figures if one.name != "own_stop_over_oracle_modelled"]
+    own = [one for one in figures if not one.name.startswith(MODELLED)]
     for name, of, unit in every:
         if values := [one.value for one in own if one.name.startswith(f"{name}_")]:
             found.append(Figure(name, of(values), unit))

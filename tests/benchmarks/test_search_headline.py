@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.figures import Figure
 from benchmarks.search.__main__ import main, options_of
 from benchmarks.search.headline import Kind, kind_figures, over_all, search_lines
 from benchmarks.search.made_up import adversarial_tables, clock_limit_tables, held_out_tables
@@ -108,8 +109,6 @@ def test_the_peer_at_its_own_stop_is_a_rival_if_it_finds_the_front(
 
 
 def test_the_worst_kind_stands_for_all() -> None:
-    from benchmarks.figures import Figure
-
     figures = [
         Figure("groups_never_found_a", 1, "count"),
         Figure("groups_never_found_b", 2, "count"),
@@ -129,6 +128,15 @@ def test_a_search_with_models_is_no_peer(problem: Problem) -> None:
     figures = {one.name: one.value for one in kind_figures(Kind("made", {}, stops))}
     modelled = figures["own_stop_over_oracle_modelled"]
     assert modelled == pytest.approx(0.1 / truth_of(problem).oracle_kJ)
+    of_a_job = {name: one for name, one in figures.items() if "_modelled_" in name}
+    assert list(of_a_job.values()) == [modelled]
+    assert all(name.replace("_", "").isalnum() for name in of_a_job)
+    # Searches with models are not the worst of those without.
+    dear = [Figure(name, 1e6, "ratio") for name in of_a_job]
+    worst = {
+        one.name: one.value for one in over_all([Figure("own_stop_over_oracle_a", 3, ""), *dear])
+    }
+    assert worst == {"own_stop_over_oracle": 3}
     sweep = stops[problem, "random-sweep"][0].kJ
     assert figures["own_stop_over_best_peer_made"] == pytest.approx(
         stops[problem, OURS][0].kJ / sweep
