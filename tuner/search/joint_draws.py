@@ -343,13 +343,13 @@ class ScoredProbe:
 
 
 def swept(drawn: JointDraws, rows: np.ndarray, most: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return which settings of a launch are visited in each draw, (draws, settings), and what each
-    point of the front still loses then, (draws, open).
+    """Return which settings of a launch are visited in each draw, (draws, settings), and what is
+    still lost against each open candidate then, (draws, open).
 
     A probe decides after each window whether to go on. So in each draw it visits the setting that
-    is best where the launch mends the front the most, as long as that is worth it, and `most`
-    settings at most: a wide sweep of a launch that may turn out poor is charged little more than
-    one window.
+    is best against the candidate where the launch mends the most, as long as that is worth it, and
+    `most` settings at most: a wide sweep of a launch that may turn out poor is charged little more
+    than one window.
 
     Args:
         rows: numbers of the settings among the open candidates.
