@@ -7,6 +7,7 @@ killed at one point of its cycle by a wrapper around that point, and is then ask
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -16,6 +17,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from tests.faults.harness import (
     Child,
@@ -34,6 +36,7 @@ from tests.faults.harness import (
 from tests.support.studies import LONG_JOB, FormulaRunner
 from tests.waiting import wait_until
 from tuner.cli.main import SAME_REQUEST_S
+from tuner.executors import local
 from tuner.executors.base import Executor
 from tuner.executors.local import InlineExecutor
 from tuner.problem.run_folder import RunFolder
@@ -75,26 +78,29 @@ def optimize(
     from tuner.search_spaces.errors import InputError
     from tuner.study.session import Interrupted
 
-    runs_dir = runs_dir or folder / "runs"
+    runs_dir, here = runs_dir or folder / "runs", contextlib.ExitStack()
 
     def inline() -> Executor:
         runner = LedgerRunner(model(), folder / "ledger", before)
+        noted = runner.noted(local.save_partial)
+        here.enter_context(mock.patch.object(local, "save_partial", noted))
         return InlineExecutor(runner, keep_in=runs_dir / "study")
 
     try:
-        result = tuner.optimize(
-            job or LONG_JOB,
-            cluster=cluster,
-            space=space,
-            executor=(executor or inline)(),
-            runs_dir=runs_dir,
-            name="study",
-            storage=storage,
-            search=tuner.SearchSettings(max_probes=probes),
-            report=False,
-            progress=False,
-            on_progress=lambda event: print(event.message) if event.kind == "note" else None,
-        )
+        with here:
+            result = tuner.optimize(
+                job or LONG_JOB,
+                cluster=cluster,
+                space=space,
+                executor=(executor or inline)(),
+                runs_dir=runs_dir,
+                name="study",
+                storage=storage,
+                search=tuner.SearchSettings(max_probes=probes),
+                report=False,
+                progress=False,
+                on_progress=lambda event: print(event.message) if event.kind == "note" else None,
+            )
     except InputError as error:
         print(f"tuner: {error}")
         return 2

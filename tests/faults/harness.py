@@ -23,6 +23,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tuner.problem.run_folder import RunFolder
 from tuner.search_spaces.configuration import Settings
@@ -103,6 +104,10 @@ class Unavailable(Exception):
     """This machine cannot have this fault, with the reason."""
 
 
+#: Lines of a ledger that are no measurement: a session begins; what stands above is saved.
+SESSION, SAVED = "# session", "# saved"
+
+
 class LedgerRunner:
     """Writes down what a runner measured, where no driver can forget it.
 
@@ -120,6 +125,7 @@ class LedgerRunner:
     ) -> None:
         self._runner, self._ledger, self._before = runner, ledger, before
         self.meter = runner.meter
+        self._write(SESSION)
 
     def run(self, request: ProbeRequest) -> ProbeRecord:
         return self.run_interactive(request, lambda asked, measurements: ())
@@ -131,9 +137,8 @@ class LedgerRunner:
 
         def note(measurements: Sequence[Measurement]) -> None:
             nonlocal written
-            with self._ledger.open("a") as file:
-                for measurement in measurements[written:]:
-                    file.write(f"{request.probe_id} {measurement.live.key}\n")
+            new = measurements[written:]
+            self._write(*(f"{request.probe_id} {measurement.live.key}" for measurement in new))
             written = len(measurements)
 
         def asked(longer: ProbeRequest, measurements: Sequence[Measurement]) -> Sequence[Settings]:
@@ -143,6 +148,20 @@ class LedgerRunner:
         record = self._runner.run_interactive(request, asked)
         note(record.measurements)
         return record
+
+    def noted(self, save: Callable[..., None]) -> Callable[..., None]:
+        """Return a function that saves what was measured, and writes down that it is saved."""
+
+        def saved(*args: Any) -> None:
+            save(*args)
+            self._write(SAVED)
+
+        return saved
+
+    def _write(self, *lines: str) -> None:
+        if lines:
+            with self._ledger.open("a") as file:
+                file.write("".join(f"{line}\n" for line in lines))
 
     def close(self) -> None:
         self._runner.close()
@@ -347,12 +366,36 @@ def fill(disk: Path) -> Path:
     return filler
 
 
-def count_losses(run: RunFolder, ledger: Path, storage: str | None = None) -> tuple[int, int, int]:
+def unsaved(ledger: Path) -> Counter[tuple[str, ...]]:
+    """Count what a session had measured, and had not yet saved when the next one began.
+
+    A driver that is killed at any moment may be killed between a measurement and the end of its
+    saving, for which no driver can be blamed. Of each session that is one probe, its last; what was
+    measured before is lost without having been saved.
+    """
+    found: Counter[tuple[str, ...]] = Counter()
+    last: list[tuple[str, ...]] = []
+    for line in ledger.read_text().splitlines():
+        if line == SESSION:
+            found.update(each for each in last if each[0] == last[-1][0])
+        if line in (SESSION, SAVED):
+            last = []
+        else:
+            last.append(tuple(line.split(" ", 1)))
+    return found
+
+
+def count_losses(
+    run: RunFolder, ledger: Path, storage: str | None = None, *, any_moment: bool = False
+) -> tuple[int, int, int]:
     """(lost, told twice, trials left running) of a run that has ended.
 
     A measurement of the ledger is lost where the trace lacks it, and one of the trace where the
     study does. It is told twice where the trace holds its probe twice, or the study a second
     COMPLETE trial of it.
+
+    Args:
+        any_moment: the driver was killed at any moment, also while it saved (`unsaved`).
     """
     import optuna
     from optuna.trial import TrialState
@@ -365,7 +408,10 @@ def count_losses(run: RunFolder, ledger: Path, storage: str | None = None) -> tu
         for record in records
         for measurement in record.measurements
     )
-    made = Counter(tuple(line.split(" ", 1)) for line in ledger.read_text().splitlines())
+    lines = [line for line in ledger.read_text().splitlines() if line not in (SESSION, SAVED)]
+    made = Counter(tuple(line.split(" ", 1)) for line in lines)
+    if any_moment:
+        made -= unsaved(ledger)
     opened = open_storage(storage, run.journal)
     study = optuna.load_study(study_name=run.name, storage=opened)
     trials = study.get_trials(deepcopy=False)

@@ -296,7 +296,7 @@ class Kind:
     def _judged(self, search: Search, child: Child, again: Child) -> Outcome:
         expected, _ = reference(self.session, self.needs)
         run, ledger = run_of(search.folder), search.folder / "ledger"
-        lost, twice, running = count_losses(run, ledger, search.storage)
+        lost, twice, running = count_losses(run, ledger, search.storage, any_moment=True)
         folders = [
             path.name
             for path in (search.folder / "tmp").iterdir()

@@ -107,6 +107,53 @@ def test_the_counts_see_what_is_lost_and_what_is_told_twice(tmp_path, monkeypatc
     assert count_losses(run, ledger)[0] == 2
 
 
+@pytest.mark.parametrize(
+    ("lines", "lost"),
+    [
+        (("p0000 default", "# saved", "p0001 default", "# session", "p0001 default"), 0),
+        # Nothing was saved of two probes: the first had the time.
+        (("p0002 default", "p0001 default", "# session", "p0001 default"), 1),
+        (("p0002 default", "# saved", "# session", "p0001 default"), 1),
+        # The last session ended by itself.
+        (("p0001 default", "# saved", "p0002 default"), 1),
+        (("p0000 a", "# saved", "p0000 b", "p0000 c", "# session", "p0001 default"), 1),
+    ],
+)
+def test_only_what_a_killed_driver_was_about_to_save_is_no_loss(
+    lines: tuple[str, ...], lost: int, tmp_path
+) -> None:
+    from collections import Counter
+
+    from tests.faults.harness import unsaved
+
+    (tmp_path / "ledger").write_text("\n".join(["# session", *lines]) + "\n")
+    made = Counter(tuple(line.split(" ", 1)) for line in lines if line[0] != "#")
+    kept = Counter([("p0000", "default"), ("p0001", "default")])
+    assert sum((made - unsaved(tmp_path / "ledger") - kept).values()) == lost
+
+
+def test_a_driver_killed_before_it_saves_is_blamed_by_no_moment(tmp_path) -> None:
+    """A busy machine makes a kill between a measurement and its saving likely."""
+    import signal
+    from unittest import mock
+
+    from tests.faults.driver import optimize, run_of
+    from tests.faults.harness import in_child
+    from tuner.executors import local
+
+    def killed(*args: object) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def session() -> int:
+        with mock.patch.object(local, "save_partial", killed):
+            return optimize(tmp_path, probes=2)
+
+    assert in_child(session, tmp_path).code == -signal.SIGKILL
+    assert in_child(lambda: optimize(tmp_path, probes=2), tmp_path).code == 0
+    assert count_losses(run_of(tmp_path), tmp_path / "ledger")[0] == 1
+    assert count_losses(run_of(tmp_path), tmp_path / "ledger", any_moment=True)[0] == 0
+
+
 def test_a_marked_process_that_stays_is_counted() -> None:
     import subprocess
 
