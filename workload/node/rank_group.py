@@ -100,9 +100,10 @@ class RankGroup(Ranks):
             if left <= 0:
                 return None
             for key, _ in self._selector.select(left):
-                # Handling an exit reads its rank's link to the end, which may be next in this list.
+                # Handling an exit reads every link and accepts who waits: what comes next in this
+                # list may be closed by then, or have nothing left to read.
                 if key.fileobj in self._selector.get_map():
-                    handle: Callable[[Any], None] = key.data
+                    handle: Callable[[Any], object] = key.data
                     handle(key.fileobj)
         return self._pending.popleft()
 
@@ -138,14 +139,20 @@ class RankGroup(Ranks):
             link.close()
         self._selector.close()
 
-    def _accept(self, listener: socket.socket) -> None:
-        link, _ = listener.accept()
+    def _accept(self, listener: socket.socket) -> bool:
+        try:
+            link, _ = listener.accept()
+        except BlockingIOError:
+            return False
         self._buffers[link] = b""
         self._selector.register(link, selectors.EVENT_READ, self._received)
+        return True
 
     def _received(self, link: socket.socket) -> None:
         try:
-            chunk = link.recv(65536)
+            chunk = link.recv(65536, socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            return
         except OSError:
             chunk = b""
         if not chunk:
@@ -187,9 +194,9 @@ class RankGroup(Ranks):
 
     def _hear_the_rest(self) -> None:
         """Read what all have sent until now, those included who have only just connected."""
-        with contextlib.suppress(OSError):  # nobody else waits
-            while True:
-                self._accept(self._listener)
+        with contextlib.suppress(OSError):
+            while self._accept(self._listener):
+                pass
         for link in list(self._buffers):
             with contextlib.suppress(OSError, RuntimeError, KeyError):
                 while link in self._selector.get_map() and self._readable(link):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import re
 import socket
@@ -180,3 +181,34 @@ def test_what_a_rank_said_before_it_ended_is_heard_before_its_end() -> None:
         group.notice_exits()
         heard = [group.next_event(0.0) for _ in range(3)]
         assert [event.kind for event in heard if event] == ["hello", "fail", "exit"]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("order", list(itertools.permutations(("server", "listener", "link"))))
+@pytest.mark.parametrize("whole", [True, False], ids=["command", "ranks"])
+def test_an_exit_is_heard_in_any_order_beside_what_living_ranks_send(
+    whole: bool, order: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All are ready at once on a busy machine, and to hear the exit first empties the others."""
+    with group_of(whole, b"hello 0 41 2\n") as (group, rank):
+        hello = group.next_event(0.5)
+        assert hello is not None
+        assert hello.kind == "hello"
+        rank.sendall(b"step 1 2.0\n")
+        names = {group._server: "server", group._listener: "listener"}
+        select = group._selector.select
+
+        def in_this_order(timeout_s: float) -> Any:
+            return sorted(select(timeout_s), key=lambda found: order.index(named(found[0])))
+
+        def named(key: Any) -> str:
+            return names.get(key.fileobj, "link")
+
+        monkeypatch.setattr(group._selector, "select", in_this_order)
+        with contextlib.closing(socket.socket(socket.AF_UNIX)) as other:
+            other.connect(group._listener.getsockname())
+            other.sendall(b"hello 1 42 2\n")
+            group._server.kill()
+            group._server._theirs.send(b"x")
+            kinds = [event.kind for event in iter(lambda: group.next_event(0.05), None)]
+        assert sorted(kinds) == ["exit", "exit", "hello", "step"]
