@@ -29,6 +29,8 @@ SLOW := slow and not (quiet or all_knobs or long)
 PYTEST = LC_ALL=C.UTF-8 $(BIN)/python -E -m pytest -q -rs \
     --durations=15 --durations-min=1 --junitxml=build/durations/$@.xml $(CASES)
 SHARED = -n 3 --dist worksteal
+# Collecting all files takes ten seconds: a part of few tests collects those that name its marks.
+naming = $(shell grep -rlE "mark\.($(1))\b" tests --include="test_*.py")
 ABOVE := $(if $(CI),fail,warn)
 
 .PHONY: run demo test test-of check-and-alone everyday-shared everyday-alone everyday-rest check slow \
@@ -106,7 +108,7 @@ everyday-shared: install
 	$(PYTEST) --above-cpu-limit $(ABOVE) $(SHARED) -m "$(EVERYDAY) and not ($(ALONE))"
 
 everyday-alone: install
-	$(PYTEST) -m "$(EVERYDAY) and ($(ALONE))"
+	$(PYTEST) -m "$(EVERYDAY) and ($(ALONE))" $(call naming,ray|root)
 
 # What of `everyday-shared` has not passed in the clean root, for want of a compiler, a browser, a
 # database: all of it where no clean root can be made.
@@ -124,13 +126,13 @@ test-of: install
 slow: slow-quiet slow-shared slow-alone
 
 slow-quiet: install
-	$(PYTEST) -m "quiet and not (all_knobs or long)"
+	$(PYTEST) -m "quiet and not (all_knobs or long)" $(call naming,quiet)
 
 slow-shared: install
 	$(PYTEST) $(SHARED) -m "$(SLOW) and not ($(ALONE))"
 
 slow-alone: install
-	$(PYTEST) -m "$(SLOW) and ($(ALONE))"
+	$(PYTEST) -m "$(SLOW) and ($(ALONE))" $(call naming,ray|root)
 
 # The tests of search and results once more, on the oldest kernels of OpenBLAS: the same seed
 # makes the same search on every CPU.

@@ -35,7 +35,11 @@ from tuner.workload.node.clocks import guard
 HERE, ELSEWHERE = "192.0.2.1", "198.51.100.7"
 STUDY_S = 240.0
 #: `tuner` as installed: no folder of the caller on the import path, unlike `python -c`.
-TUNER = "import sys; from tuner.cli.main import main; sys.exit(main())"
+#: Its windows are short: what it opens and sends does not depend on them.
+TUNER = (
+    "import sys; from tests.support.windows import shorten; shorten(); "
+    "from tuner.cli.main import main; sys.exit(main())"
+)
 TRAIN = """
 import torch
 torch.distributed.init_process_group("gloo")

@@ -37,6 +37,7 @@ from tests.needs import (  # noqa: F401
     require,
 )
 from tests.support.studies import LONG_JOB, FormulaRunner, run_optimize
+from tests.support.windows import shorten
 from tests.twin import TwinGpu, TwinNode
 from tests.twin.replay import replayed_node
 from tuner.executors.local import SimulatedExecutor
@@ -47,6 +48,7 @@ from tuner.search_spaces.plugins import shipped_module
 from tuner.search_spaces.space import Candidates
 from tuner.study.callbacks import Progress
 from tuner.workload.node.rank_server import RankServer
+from tuner.workload.records.probe import WindowPolicy
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -136,6 +138,14 @@ def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave the page of each report empty, where a test does not look at it."""
     if shipped_module("tuner.display.report") is not None:
         monkeypatch.setattr("tuner.display.report.render_report", lambda *_, **__: "")
+
+
+@pytest.fixture
+def short_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let probes of this process be short, where a test is not of what they measure."""
+    before = WindowPolicy.__init__.__defaults__
+    monkeypatch.setattr(WindowPolicy.__init__, "__defaults__", before)  # as it is afterwards
+    shorten()
 
 
 @pytest.fixture

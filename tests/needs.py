@@ -9,6 +9,7 @@ are selected too, need what they name. `--needs cc` runs the tests of a compiler
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 from collections import Counter
@@ -107,6 +108,8 @@ NEEDS = {
 }
 #: Marks that select runs, each of which needs what it is called.
 MARKS = ("real", "ray", "root", "traces")
+#: Marks by which the Makefile finds the files of a part.
+BY_FILE = ("quiet", "ray", "root")
 
 
 def needs_of(item: pytest.Item) -> list[str]:
@@ -200,8 +203,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Refuse a mark that names what is not known."""
+    """Refuse a mark that names what is not known, or by which no file would be found."""
     needs_of(item)
+    for name in BY_FILE:
+        if item.get_closest_marker(name) and f"mark.{name}" not in _text(item.path):
+            raise pytest.UsageError(
+                f"{item.nodeid} has the mark {name!r}, which its file must name (mark.{name}): "
+                "parts of the Makefile collect only the files that do"
+            )
+
+
+@functools.cache
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8")
 
 
 @pytest.hookimpl(tryfirst=True)

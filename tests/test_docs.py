@@ -31,6 +31,7 @@ import tuner
 from benchmarks.reference import commands_of
 from tests.golden.__main__ import KERNEL
 from tests.support.commands import finished
+from tests.support.windows import program
 from tuner.cli.main import command_parser
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -86,11 +87,14 @@ def blocks_of(path: Path) -> list[Block]:
 
 def run_page(path: Path, folder: Path) -> list[tuple[Block, str]]:
     """Run the blocks of a page; return those that show an output, each with what was printed."""
+    programs = [Path(sys.executable).parent]
+    if path.stem in TRAINING:
+        programs.insert(0, program(folder / ".programs"))
     environment = {
         **os.environ,
         **KERNEL,
         "COLUMNS": "100",
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PATH": os.pathsep.join([*map(str, programs), os.environ["PATH"]]),
         "PYTHONPATH": str(ROOT),
     }
     printed, shown = "", []

@@ -79,6 +79,20 @@ def test_a_program_that_is_not_known_is_named(tmp_path: Path) -> None:
     assert "needs 'gpu'; known: cc, " in done.stdout + done.stderr
 
 
+def test_a_mark_by_which_a_file_is_found_stands_in_the_file(tmp_path: Path) -> None:
+    (tmp_path / "marks.py").write_text("import pytest\nALONE = pytest.mark.ray\n")
+    cases = f"""
+import sys
+sys.path.insert(0, {str(tmp_path)!r})
+from marks import ALONE
+@ALONE
+def test_it(): pass
+"""
+    done = run(tmp_path, cases)
+    assert done.returncode not in (0, 5)
+    assert "test_it has the mark 'ray', which its file must name" in done.stdout + done.stderr
+
+
 def test_every_need_has_its_own_sentence() -> None:
     sentences = [need.missing for need in NEEDS.values()]
     assert len(set(sentences)) == len(sentences)

@@ -239,19 +239,26 @@ def test_a_call_that_waits_for_a_head_that_is_gone_ends(monkeypatch: pytest.Monk
         Head(str, lambda *_: None).call(fails)
 
 
+ROOT = Path(__file__).resolve().parents[2]
 SEARCHES = """
 import os, sys
+from tests.support.windows import shorten
+shorten()
 from tuner.cli.main import main
+from tuner.cluster import head
+head.GONE_S = float(os.environ.get("JF_GONE_S", head.GONE_S))
 sys.exit(main(["optimize", "tiny-gpt", "--ray", os.environ["JF_ADDRESS"], "--name", "spot",
     "--runs-dir", os.environ["JF_RUNS"], "--no-verify", "--max-probes", "6"]))
 """
 
 
 @contextlib.contextmanager
-def search_with_a_probe(own_ray: OwnRay, runs: Path) -> Iterator[subprocess.Popen[str]]:
+def search_with_a_probe(
+    own_ray: OwnRay, runs: Path, **variables: str
+) -> Iterator[subprocess.Popen[str]]:
     """A search on it that has finished its first probe."""
     trace = runs / "spot" / "trace" / "probes.jsonl"
-    with own_ray.python(SEARCHES, JF_RUNS=str(runs)) as search:
+    with own_ray.python(SEARCHES, JF_RUNS=str(runs), PYTHONPATH=str(ROOT), **variables) as search:
         until_s = time.monotonic() + 200
         while not trace.exists() or not trace.stat().st_size:
             assert search.poll() is None, search.communicate()
@@ -268,7 +275,7 @@ def search_with_a_probe(own_ray: OwnRay, runs: Path) -> Iterator[subprocess.Pope
 @pytest.mark.parametrize(
     ("program", "number", "code", "told"),
     [
-        ("gcs_server", signal.SIGKILL, 2, "the head of the Ray cluster has not answered for 30 s"),
+        ("gcs_server", signal.SIGKILL, 2, "the head of the Ray cluster has not answered for 8 s"),
         pytest.param(
             *(
                 "raylet",
@@ -286,7 +293,8 @@ def test_what_ends_a_search_is_one_sentence_and_it_keeps_what_it_has(
     own_ray: OwnRay, tmp_path: Path, program: str, number: int, code: int, told: str
 ) -> None:
     """Ray ended the process by lines of its own; "" is the search itself."""
-    with search_with_a_probe(own_ray, tmp_path / "runs") as search:
+    asked = {"JF_GONE_S": "8"} if program == "gcs_server" else {}
+    with search_with_a_probe(own_ray, tmp_path / "runs", **asked) as search:
         (process,) = own_ray.processes(program) if program else (search,)
         process.send_signal(number)
         begin_s = time.monotonic()
@@ -307,7 +315,8 @@ def test_two_searches_at_once_take_turns_on_a_node(own_ray: OwnRay, tmp_path: Pa
     """Two users of one cluster: nothing of either is measured beside the other's ranks."""
     program = SEARCHES.replace('"6"', '"2", "--space", "micro-batch"')  # which builds nothing
     searches = [
-        own_ray.python(program, JF_RUNS=str(tmp_path / name)) for name in ("first", "second")
+        own_ray.python(program, JF_RUNS=str(tmp_path / name), PYTHONPATH=str(ROOT))
+        for name in ("first", "second")
     ]
     try:
         told = [search.communicate(timeout=800) for search in searches]

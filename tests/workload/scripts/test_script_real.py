@@ -330,7 +330,11 @@ def test_a_transformers_model_brings_its_sizes_and_its_switch(bench: Bench, tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("deepspeed", [False, True], ids=["torch", "deepspeed"])
+@pytest.mark.parametrize(
+    "deepspeed",
+    [False, pytest.param(True, marks=pytest.mark.long)],  # as unmodified DeepSpeed is
+    ids=["torch", "deepspeed"],
+)
 def test_an_unmodified_transformers_trainer(bench: Bench, repo: Path, deepspeed: bool) -> None:
     pytest.importorskip("accelerate")
     auto = {

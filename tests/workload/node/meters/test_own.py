@@ -282,6 +282,7 @@ def test_clocks_are_sampled_where_the_meter_does_not_tell_them(twin_node: Any) -
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("short_windows")
 def test_a_search_on_a_users_meter_names_it_and_resumes_with_it_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
