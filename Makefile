@@ -113,7 +113,7 @@ everyday-alone: install
 # What of `everyday-shared` has not passed in the clean root, for want of a compiler, a browser, a
 # database: all of it where no clean root can be made.
 everyday-rest: install
-	$(PYTEST) --above-cpu-limit $(ABOVE) $(SHARED) --passed build/machines/debian-12.xml \
+	$(PYTEST) --above-cpu-limit $(ABOVE) $(SHARED) --passed=build/machines/debian-12.xml \
 	    -m "$(EVERYDAY) and not ($(ALONE))"
 
 # The everyday tests of one extra, or of a part of the core: make test-of EXTRA=planner. Pytest ends

@@ -4,7 +4,8 @@
 
 Programs are named by this mark alone. The marks `real`, `ray`, `root` and `traces`, by which runs
 are selected too, need what they name. `--needs cc` runs the tests of a compiler alone.
-`--first-case` runs one case of each test, and `--passed FILE` those that have not passed elsewhere.
+`--first-case` runs one case of each test, and `--passed=FILE` those that have not passed elsewhere
+(in one word: pytest looks for options where a file is that stands alone).
 """
 
 from __future__ import annotations
