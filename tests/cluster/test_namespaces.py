@@ -60,6 +60,7 @@ from tuner.deploy.launch_files import write_launch_files
 from tuner.cluster import executor as ray_executor
 from tuner.problem.settings import SearchSettings
 from tuner.workload.node.platforms import detect_cluster
+from tuner.workload.records.probe import WindowPolicy
 from tuner.workload.records.trace import read_trace
 
 run = Path(sys.argv[1]) / "runs" / "two"
@@ -88,7 +89,7 @@ script = tuner.Script(
 result = tuner.optimize(
     script,
     cluster=cluster,
-    search=SearchSettings(max_probes=2, verify=False),
+    search=SearchSettings(max_probes=2, verify=False, window=WindowPolicy(min_s=2.0, max_s=3.0)),
     try_first=["dp2 mb8 zero0"],
     ray_address="{HEAD}:6399",
     name="two",
