@@ -152,7 +152,7 @@ def lost(case: Case, seed: int) -> bool | None:
     with tempfile.TemporaryDirectory() as folder:
         session = Session(
             truth.problem(),
-            lambda run, announce: executor,
+            lambda announce: executor,
             StudyRequest(search=SearchSettings(seed=seed, **case.settings)),
             run=RunFolder.named(folder, "study"),
             notify=count,

@@ -97,7 +97,7 @@ def study(
     with tempfile.TemporaryDirectory() as folder:
         return Session(
             truth.problem(),
-            lambda run, announce: executor,
+            lambda announce: executor,
             StudyRequest(search=SearchSettings(max_probes=probes, seed=seed)),
             run=RunFolder.named(folder, "study"),
         ).run()

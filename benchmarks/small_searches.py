@@ -157,7 +157,7 @@ def search(case: Case, probes: int, seed: int) -> tuple[float, int]:
         run = RunFolder.named(folder, "study")
         settings = SearchSettings(max_probes=probes, seed=seed)
         request = StudyRequest(search=settings, constraints=Constraints(objective="energy"))
-        result = Session(case.problem, lambda run, say: executor, request, run=run).run()
+        result = Session(case.problem, lambda announce: executor, request, run=run).run()
         records = read_trace(run.trace).records
     advice = result.recommendation
     assert advice is not None

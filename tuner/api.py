@@ -22,10 +22,12 @@ from tuner.study.callbacks import Notify
 from tuner.study.request import StudyOptions, StudyRequest
 from tuner.workload.node.meters.base import own_meter
 from tuner.workload.node.meters.gpus import time_alone
+from tuner.workload.records.probe import Announce
 from tuner.workload.scripts.command import Script
 
 if TYPE_CHECKING:
     from tuner.answer.answer import Answer
+    from tuner.executors.base import Executor
     from tuner.result import Result
     from tuner.study.callbacks import Show
     from tuner.workload.records.probe import ProbeRecord
@@ -124,7 +126,8 @@ def search_for(
     ):
         problem, run, request = request.resolved(notify).inspected_problem(notify, node)
         # Not before: a command that fails at once is told of at once.
-        from tuner.executors.choose import executor_of
+        from tuner.executors.base import Opening
+        from tuner.executors.choose import open_executor
         from tuner.study.session import Session
 
         if request.plan is not None:
@@ -133,17 +136,27 @@ def search_for(
             plan = load_result(request.plan, runs_dir=request.runs_dir)
             planned, problem = view_named("plan").first_probes(plan, problem)
             request = replace(request, try_first=(*request.try_first, *planned))
-        session = Session(
-            problem,
-            lambda run, announce: executor_of(
-                request.executor,
-                problem,
+
+        def make_executor(announce: Announce) -> Executor:
+            if request.executor is not None and not isinstance(request.executor, str):
+                return request.executor
+            assert problem.job is not None
+            assert problem.cluster is not None
+            opening = Opening(
+                problem.job,
+                problem.cluster,
                 run.path,
                 announce,
                 address=request.ray_address,
+                ranks=problem.baseline.world_size,
                 seed=request.search.seed,
                 node=node,
-            ),
+            )
+            return open_executor(request.executor, opening)
+
+        session = Session(
+            problem,
+            make_executor,
             request,
             run=run,
             show=shown_in(run, report),

@@ -125,6 +125,7 @@ class Result(Answer):
             "steps": self.length,
             "stop_reason": self.stop,
             "report": str(self.report_path) if self.report_path else None,
+            "today": self.today_facts,
         }
         values = {name: named[name] if name in named else getattr(self, name) for name in _IN_JSON}
         if self.plan is not None:

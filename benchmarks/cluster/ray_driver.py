@@ -128,7 +128,7 @@ def whole_study(cluster: Cluster, options: Any, folder: Path, address: str) -> l
     from tuner.study.session import Session
 
     # Jobs of one node, many at a time.
-    problem = problem_of_job(load_job(options.job), replace(cluster, nodes=1), plan=True)
+    problem = problem_of_job(load_job(options.job), replace(cluster, nodes=1), predicted=True)
     assert problem.job is not None
     memory: dict[int, float] = {}
     counted = {"measurements": 0}
@@ -143,9 +143,10 @@ def whole_study(cluster: Cluster, options: Any, folder: Path, address: str) -> l
             memory[0] = rss_MiB()  # the last; what the answer and its plots take comes after
 
     began_s, began_cpu_s = time.monotonic(), time.process_time()
+    run = RunFolder.named(folder, "study")
     Session(
         problem,
-        lambda run, announce: RayExecutor(
+        lambda announce: RayExecutor(
             problem.job,
             problem.cluster,
             run_dir=run.path,
@@ -158,7 +159,7 @@ def whole_study(cluster: Cluster, options: Any, folder: Path, address: str) -> l
             ),
             sampler=None if options.sampler == "joulefront" else Sweep(problem),
         ),
-        run=RunFolder.named(folder, "study"),
+        run=run,
         notify=notice,
     ).run()
     wall_s, cpu_s = time.monotonic() - began_s, time.process_time() - began_cpu_s

@@ -242,8 +242,8 @@ def judge(found: Attempt, program: Program, alone: Alone, code: int | None, log:
 
 def _read_result(found: Attempt, program: Program, result: Result) -> None:
     """Fill in what a search that ended says of today, and what it recommends."""
-    if result.today is not None:
-        read = result.today.to_json()
+    if result.today_facts is not None:
+        read = result.today_facts.to_json()
         found.today = {part: read[part] for part in PARTS}
         found.wrong = misread(found.today, program.today)
     assert result.run_dir is not None

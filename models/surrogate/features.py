@@ -33,7 +33,7 @@ Rows = Sequence[Configuration] | np.ndarray
 _Column = Callable[[Sequence["Value | None"]], "np.ndarray[Any, Any]"]
 
 
-def varying_knobs(configurations: Sequence[Configuration]) -> list[str]:
+def feature_knobs(configurations: Sequence[Configuration]) -> list[str]:
     """Return the knobs with more than one value: launch knobs first, each half by name."""
     launch = sorted({name for c in configurations for name in c.launch} - {CHANGED})
     live = sorted({name for c in configurations for name in c.live})
@@ -170,7 +170,7 @@ class FeatureMap:
         scales |= {knob.name: knob.scale for knob in candidates.knobs}
         self._columns = {
             name: _columns_of([c.get(name) for c in configurations], scales.get(name))
-            for name in varying_knobs(configurations)
+            for name in feature_knobs(configurations)
         }
         self._prior = None if prior is None else _PredictedLogs(prior, configurations)
         self._corrected, self.priors = self._prior, 0

@@ -336,7 +336,7 @@ class TestGain:
             other.configuration: pytest.approx((0.02, 0.04)),
             third.configuration: pytest.approx((0.04, 0.07)),
         }
-        assert judge.against(other).today is other
+        assert judge.against(other).today_point is other
         unknown = point(configuration(9), 90.0, 200.0)
         assert judge.against(unknown).ratio_sd is None
         assert Judge(pair, today, Constraints(), STEPS).against(other).ratio_sd is None

@@ -102,7 +102,7 @@ def test_a_study_learns_its_margin() -> None:
 @pytest.mark.long
 def test_a_study_that_learns_runs_out_of_memory_less_often() -> None:
     """On a cluster whose peaks are a third above the models', with nothing else changed."""
-    problem = problem_of_job("qwen2.5-7b", "h100-32", "parallelism", plan=True)
+    problem = problem_of_job("qwen2.5-7b", "h100-32", "parallelism", predicted=True)
     learned, blind = (
         [failures(problem, bias=0.3, learn=learn, probes=12, seed=seed) for seed in (0, 1)]
         for learn in (True, False)

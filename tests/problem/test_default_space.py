@@ -30,7 +30,7 @@ from tuner.search_spaces.space import load_space
     ],
 )
 def test_several_nodes_and_large_models_are_split(job: str, cluster: str, space: str) -> None:
-    problem = problem_of_job(job, cluster, plan=True)
+    problem = problem_of_job(job, cluster, predicted=True)
     assert problem.identity["space"]["name"] == space
     degrees = {c.get("tensor_parallel") for c in problem.candidates}
     assert (len(degrees) > 1) == (space != "default")

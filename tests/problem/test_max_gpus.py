@@ -56,7 +56,7 @@ def test_it_is_the_same_question_with_the_same_parameters() -> None:
 
 def test_a_bound_that_leaves_nothing_is_refused() -> None:
     with pytest.raises(InputError, match=r"max_gpus=1; the least that it has takes 2"):
-        problem_of_job("qwen2.5-7b", "h100-32", "parallelism", plan=True, max_gpus=1)
+        problem_of_job("qwen2.5-7b", "h100-32", "parallelism", predicted=True, max_gpus=1)
 
 
 class Halving(Runner):

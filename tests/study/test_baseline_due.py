@@ -16,7 +16,7 @@ from tuner.workload.records.probe import Failure
 
 @pytest.fixture(scope="module")
 def problem():
-    return problem_of_job("qwen2.5-7b", "h100-32", plan=True)
+    return problem_of_job("qwen2.5-7b", "h100-32", predicted=True)
 
 
 def tried(configuration, kind: str, number: int = 0):
@@ -46,7 +46,7 @@ def test_other_failures_and_the_users_own_are_not_replaced(problem) -> None:
     cancelled = [tried(first, "cancelled", n) for n in range(BASELINE_TRIES)]
     assert baseline_due(problem, cancelled[:1]) == first
     assert baseline_due(problem, cancelled) is None
-    own = problem_of_job("qwen2.5-7b", "h100-32", baseline="dp32 mb2 zero1", plan=True)
+    own = problem_of_job("qwen2.5-7b", "h100-32", baseline="dp32 mb2 zero1", predicted=True)
     assert baseline_due(own, [tried(own.baseline, "out_of_memory")]) is None
 
 

@@ -263,7 +263,7 @@ class TestCostEstimate:
         estimate.learn(record("q", failure=Failure("crash", "it died"), measurements=()), 1.0)
         assert estimate.used_over_planned == 2.0
         assert estimate.expected_kJ((self.OTHER,), 0.3) == pytest.approx(0.6)
-        assert estimate.further_kJ((self.OTHER,), 0.3) == pytest.approx(0.6)
+        assert estimate.further_kJ(0.3) == pytest.approx(0.6)
 
     def test_a_launch_without_its_windows(self) -> None:
         assert self.of().launch_kJ == 0.0

@@ -19,7 +19,7 @@ DEFAULT = SearchSettings().with_default_limits()
 @pytest.mark.slow
 def test_it_agrees_with_a_simulated_search_to_a_factor_of_two(tmp_path) -> None:
     limits = SearchSettings(max_probes=7, verify=False)
-    problem = problem_of_job("opt-350m", "a100-8", plan=True)
+    problem = problem_of_job("opt-350m", "a100-8", predicted=True)
     said = forecast(problem, limits)
     result = tuner.optimize(
         "opt-350m",
@@ -40,7 +40,7 @@ def test_it_agrees_with_a_simulated_search_to_a_factor_of_two(tmp_path) -> None:
 
 @pytest.mark.extra("tuner.models.job_prior")
 def test_limits_and_a_short_training_shorten_it() -> None:
-    problem = problem_of_job("opt-350m", "a100-8", plan=True)
+    problem = problem_of_job("opt-350m", "a100-8", predicted=True)
     whole = forecast(problem, DEFAULT)
     assert whole.probes > 10
     each_kJ, each_s = whole.energy_kJ / whole.probes, whole.time_s / whole.probes
@@ -48,17 +48,17 @@ def test_limits_and_a_short_training_shorten_it() -> None:
     assert forecast(problem, SearchSettings(probe_budget_kJ=2.5 * each_kJ)).probes == 2
     assert forecast(problem, SearchSettings(search_s=4.5 * each_s)).probes == 4
     short = replace(load_job("opt-350m"), steps=20)
-    assert forecast(problem_of_job(short, "a100-8", plan=True), DEFAULT).probes < whole.probes
+    assert forecast(problem_of_job(short, "a100-8", predicted=True), DEFAULT).probes < whole.probes
 
 
 @pytest.mark.extra("tuner.models.job_prior")
 def test_the_line_names_probes_time_energy_devices_and_clocks() -> None:
-    said = forecast(problem_of_job("qwen2.5-7b", "h200-8", plan=True), DEFAULT).sentence
+    said = forecast(problem_of_job("qwen2.5-7b", "h200-8", predicted=True), DEFAULT).sentence
     assert re.fullmatch(
         r"This search: about \d+ probes, \d+ min, [\d,.]+ (kJ|kWh) \(estimated\) on 8 x "
         r".*; clocks will be changed and put back; Ctrl-C loses nothing\.",
         said,
     )
-    still = problem_of_job("qwen2.5-7b", "h200-8", plan=True, clocks=False)
+    still = problem_of_job("qwen2.5-7b", "h200-8", predicted=True, clocks=False)
     assert "clocks" not in forecast(still, DEFAULT).sentence
     assert all(not configuration.live for configuration in still.candidates)

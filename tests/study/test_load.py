@@ -158,7 +158,7 @@ optimizer_offload = ["none", "cpu"]
         {"baseline": "dp2 mb2 zero1"},
         {"allow_changed_training": True},
         {"max_gpus": 1},
-        {"plan": True},
+        {"predicted": True},
     ],
 )
 def test_the_candidates_are_those_of_the_request(tmp_path: Path, asked: dict[str, Any]) -> None:

@@ -191,7 +191,7 @@ def test_the_share_of_an_idle_node_is_measured_or_stated_and_unknown_for_a_recor
     tmp_path: Path,
 ) -> None:
     cluster = load_cluster("a100-8")
-    problem = problem_of_job("opt-350m", cluster, plan=True)
+    problem = problem_of_job("opt-350m", cluster, predicted=True)
     on_a_node = replace(request(), launch=Settings(data_parallel=8, micro_batch=4))
     made = record(request=on_a_node, wall_s=10.0, energy_J=20_000.0)
     assert idle_share(problem, []) == 0.0

@@ -320,7 +320,7 @@ def test_the_search_reckons_with_what_launches_cost_here(table, options):
     from tuner.executors.choose import executor_of
     from tuner.simulated.runner import SimulatedRunner
 
-    problem = problem_of_job("opt-350m", "a100-8", "default", plan=True)
+    problem = problem_of_job("opt-350m", "a100-8", "default", predicted=True)
     executor = executor_of("simulated", problem, options["runs_dir"], print)
     run_optimize(
         "opt-350m", cluster="a100-8", executor=executor, max_probes=8, verify=False, **options
@@ -399,7 +399,7 @@ def test_a_probe_that_measured_a_part_keeps_it(table, options, tmp_path):
     runner._points = {c: p for c, p in runner._points.items() if c.live["speed"] != 3}
     result = Session(
         problem,
-        lambda run, announce: InlineExecutor(runner),
+        lambda announce: InlineExecutor(runner),
         StudyRequest(search=SearchSettings(max_probes=8, verify=False)),
         run=RunFolder.named(tmp_path / "runs", "part"),
     ).run()

@@ -77,14 +77,14 @@ def problem_of_job(
     cluster: Cluster | str = "auto",
     space: Any = None,
     *,
-    plan: bool = False,
+    predicted: bool = False,
     max_gpus: int | None = None,
     **asked: Any,
 ) -> Problem:
     """Return the problem of a request with these arguments."""
     limits = Constraints(max_gpus=max_gpus)
     request = JobRequest(job, cluster, space, constraints=limits, **asked)
-    return from_job.problem_of_job(request, plan=plan)
+    return from_job.problem_of_job(request, predicted=predicted)
 
 
 def request(name: str = "p0000", *, live: tuple[Settings, ...] = (Settings(),)) -> ProbeRequest:

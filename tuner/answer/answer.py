@@ -124,7 +124,7 @@ class Answer(ComparesWithToday):
         return self.request.constraints.limits
 
     @property
-    def today(self) -> TodayFacts | None:
+    def today_facts(self) -> TodayFacts | None:
         """Today's training of a script, and the source of each value; None for another job."""
         if self.job is None:
             return None

@@ -139,7 +139,7 @@ class Judge(ComparesWithToday):
     ratio_sd: dict[Configuration, tuple[float, float]] | None = None
 
     @property
-    def today(self) -> Point:
+    def today_point(self) -> Point:
         """The baseline's point, of a study that measured it."""
         assert self.baseline is not None
         return self.baseline
@@ -158,7 +158,7 @@ class Judge(ComparesWithToday):
         return time, math.log(point.power_W) + power_se * normal[1]
 
     def _drawn_slowdown(self, point: Point) -> np.ndarray:
-        today = self.today
+        today = self.today_point
         if self.ratio_sd is None or point.configuration not in self.ratio_sd:
             return self._drawn(point)[0] - self._drawn(today)[0]
         log = math.log(point.time_to_solution_s / today.time_to_solution_s)
@@ -180,8 +180,9 @@ class Judge(ComparesWithToday):
         if limits.slowdown is not None and self.baseline is not None:
             slowdown = np.exp(self._drawn_slowdown(point))
             time_s = slowdown * self.baseline.estimated.time_to_solution_s
-        known_figures = figures_of([point])
-        job = known_figures._replace(energy_kJ=energy_kJ, time_s=time_s, power_W=np.exp(log_power))
+        job = figures_of([point])._replace(
+            energy_kJ=energy_kJ, time_s=time_s, power_W=np.exp(log_power)
+        )
         # A figure without any error may equal its limit.
         met = {name: ratio <= 1 + 1e-12 for name, ratio in limits.ratios(job).items()}
         every = np.logical_and.reduce(np.broadcast_arrays(*met.values()))
@@ -254,13 +255,13 @@ class Judge(ComparesWithToday):
         """
         if self.ratio_sd is None:
             return replace(self, baseline=other)
-        known_figures = {**self.ratio_sd, self.today.configuration: (0.0, 0.0)}
-        if other.configuration not in known_figures:
+        ratio_sd = {**self.ratio_sd, self.today_point.configuration: (0.0, 0.0)}
+        if other.configuration not in ratio_sd:
             return replace(self, baseline=other, ratio_sd=None)
-        own_time, own_energy = known_figures[other.configuration]
+        own_time, own_energy = ratio_sd[other.configuration]
         sums = {
             each: (time + own_time, energy + own_energy)
-            for each, (time, energy) in known_figures.items()
+            for each, (time, energy) in ratio_sd.items()
         }
         return replace(self, baseline=other, ratio_sd=sums)
 
@@ -276,11 +277,13 @@ class Judge(ComparesWithToday):
 
     def _compared(self, point: Point) -> bool:
         # Whether the posterior compares a point with its rival.
-        return bool(self.launches_of(point) and self.launches_of(self.today))
+        return bool(self.launches_of(point) and self.launches_of(self.today_point))
 
     def _saving(self, point: Point, energy: float, time: float) -> Gain:
         assert self.posterior is not None
-        return self.posterior.saving(point.configuration, self.today.configuration, energy, time)
+        return self.posterior.saving(
+            point.configuration, self.today_point.configuration, energy, time
+        )
 
     def _weights(self, point: Point) -> tuple[float, float, float]:
         # The price is a sum of a term in energy and one in time; its logarithm is linear in theirs
@@ -288,7 +291,7 @@ class Judge(ComparesWithToday):
         goal = self.constraints.goal
         if goal != "cost":
             return *(OBJECTIVES[goal] or (1.0, 1.0)), 0.0
-        constraints, today = self.constraints, self.today
+        constraints, today = self.constraints, self.today_point
         mine, before = cost_of(point, constraints), cost_of(today, constraints)
         energy = energy_cost_of(point, constraints) / mine
         log_energy, log_time = map(math.log, ratios_to(point, today))
@@ -321,8 +324,8 @@ class Judge(ComparesWithToday):
         if pair is None:
             return False
         energy, time, _ = self._weights(point)
-        constraints = zip((energy, time), pair, strict=True)
-        return any(weight and -each.relative >= WORTH for weight, each in constraints)
+        weighed = zip((energy, time), pair, strict=True)
+        return any(weight and -each.relative >= WORTH for weight, each in weighed)
 
     def p_for_limits(self, point: Point) -> float:
         """Return the probability that a point meets the limits and the baseline misses them."""
@@ -344,7 +347,7 @@ class Judge(ComparesWithToday):
     def _by_launches(self, point: Point) -> float:
         assert self.posterior is not None
         energy, time, more = self._weights(point)
-        pair = point.configuration, self.today.configuration
+        pair = point.configuration, self.today_point.configuration
         every = self.posterior.by_launches(*pair, energy, time)
         assert every is not None
         chosen_among = max(1, len(self.posterior.configurations) - 1)  # of one launch, too
@@ -413,9 +416,9 @@ class Judge(ComparesWithToday):
                 best, worth = k, value
         if not best:
             return None
-        few = len(self.launches_of(self.today)) <= len(fresh)
+        few = len(self.launches_of(self.today_point)) <= len(fresh)
         return FurtherLaunches(
-            best, of_baseline=few and self.today.configuration not in self.failed
+            best, of_baseline=few and self.today_point.configuration not in self.failed
         )
 
 

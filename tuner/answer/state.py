@@ -99,7 +99,8 @@ class StudyState:
 
     @cached_property
     def today(self) -> Configuration | None:
-        """The baseline's configuration; None if its probe measured nothing."""
+        """Configuration of the baseline as it was measured, a lighter one than the problem's where
+        the default ran out of memory; None if nothing was measured."""
         for record in self.records:
             if record.request.purpose == "baseline" and record.measurements:
                 return record.request.configurations()[0]

@@ -279,7 +279,7 @@ def details(result: Answer) -> tuple[str, ...]:
 
 def _trade(result: Answer, trade: Point) -> str:
     # A point that saves one of energy and time for more of the other.
-    advice, baseline = result.recommendation, result.judged.today
+    advice, baseline = result.recommendation, result.judged.today_point
     assert advice is not None
     energy = trade.energy_to_solution_kJ / baseline.energy_to_solution_kJ
     time = trade.time_to_solution_s / baseline.time_to_solution_s

@@ -263,7 +263,7 @@ def _changes(view: View, point: Point) -> dict[str, Line]:
     judge, ratios = view.result.judged, view.ratios(point)
     if ratios is None or (found := judge.differences(point)) is None:
         return {}
-    (energy, time), today = found, judge.today
+    (energy, time), today = found, judge.today_point
     mine, theirs = point.power_interval_W, today.power_interval_W
     overlap = mine and theirs and mine[0] <= theirs[1] and theirs[0] <= mine[1]
     return {

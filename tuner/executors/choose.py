@@ -7,18 +7,15 @@ derived from `tuner.executors.base.ExecutorKind`. `tuner.testing.executors` has 
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from tuner.executors.base import (
     Executor,
     ExecutorKind,
     ExecutorUnavailable,
-    Node,
     Opening,
 )
 from tuner.executors.local import INLINE
-from tuner.problem.problem import Problem
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.search_spaces.plugins import Socket, not_installed
@@ -140,23 +137,3 @@ def open_executor(name: str | None, opening: Opening) -> Executor:
             raise
         announce(f"{error.why}, so probes run inline, one at a time.")
     return INLINE.open(opening)
-
-
-def executor_of(
-    name: str | Executor | None,
-    problem: Problem,
-    run_dir: Path,
-    announce: Announce,
-    *,
-    seed: int = 0,
-    address: str | None = None,
-    node: Node | None = None,
-) -> Executor:
-    """Return the executor that a study's request means."""
-    if name is not None and not isinstance(name, str):
-        return name
-    assert problem.job is not None
-    assert problem.cluster is not None
-    ranks = problem.baseline.world_size
-    opening = Opening(problem.job, problem.cluster, run_dir, announce, address, ranks, seed, node)
-    return open_executor(name, opening)

@@ -80,7 +80,8 @@ def lighter_defaults(default: Configuration, job: TrainingJob) -> list[Configura
 
     They have smaller micro-batches, higher ZeRO stages and checkpointed activations. The optimizer
     stays where it is: on the host a step may take many times as long, and a saving over that would
-    be none of the user's.
+    be none of the user's. `tuner.study.rules.lighter` may move it, where one of these, though
+    predicted to fit, ran out of memory: slow is then better than nothing to compare with.
     """
     share = job.global_batch // default.data_parallel
     batches = [n for n in range(default.micro_batch, 0, -1) if share % n == 0]
@@ -326,7 +327,7 @@ class ProblemParts:
     space_name: str
     whole: SearchSpace
     space: SearchSpace
-    today: Baseline
+    baseline: Baseline
     notes: tuple[str, ...]
 
     def problem(
@@ -344,7 +345,7 @@ class ProblemParts:
             baseline: today's under the name that the candidates give it.
             identity: further sections of study.toml.
         """
-        today = baseline or self.today.configuration
+        today = baseline or self.baseline.configuration
         changed = self.request.allow_changed_training
         return Problem(
             name=self.job.name,
@@ -353,7 +354,7 @@ class ProblemParts:
             baseline=today,
             identity={
                 **identity_of(self.job, self.cluster, space),
-                "baseline": baseline_section(self.today.name, today),
+                "baseline": baseline_section(self.baseline.name, today),
                 "request": {"allow_changed_training": changed, "predicted": self.predicted},
                 **(identity or {}),
             },
@@ -363,15 +364,15 @@ class ProblemParts:
         )
 
 
-def problem_parts(request: JobRequest, *, plan: bool = False) -> ProblemParts:
-    """Find the job, cluster and space of a request; a `plan` ignores declared knobs, which no model
-    knows.
+def problem_parts(request: JobRequest, *, predicted: bool = False) -> ProblemParts:
+    """Find the job, cluster and space of a request; with `predicted`, declared knobs, which
+    no model knows, are left alone.
     """
     job = request.named_job
     cluster = cluster_of(request.cluster)
     if not request.clocks:
         cluster = replace(cluster, clock_control=False)
-    job, notes = request.searched_knobs(job, plan=plan)
+    job, notes = request.searched_knobs(job, predicted=predicted)
     name, why = request.space, ""
     if name is None:
         name, why = _default_space(job, cluster)
@@ -381,7 +382,9 @@ def problem_parts(request: JobRequest, *, plan: bool = False) -> ProblemParts:
     searched = request.allowed(whole)
     assumed = cluster.assumed and f"assumed of the node: {cluster.assumed}"
     notes += filter(None, [assumed, *today.notes, why])
-    return ProblemParts(request, plan, job, cluster, name, whole, searched, today, tuple(notes))
+    return ProblemParts(
+        request, predicted, job, cluster, name, whole, searched, today, tuple(notes)
+    )
 
 
 def _default_space(job: TrainingJob, cluster: Cluster) -> tuple[str, str]:
@@ -408,21 +411,21 @@ def _why_large(job: TrainingJob, cluster: Cluster) -> str:
     return why
 
 
-def problem_of_job(request: JobRequest, *, plan: bool = False) -> Problem:
+def problem_of_job(request: JobRequest, *, predicted: bool = False) -> Problem:
     """Return the problem of a job on a cluster.
 
-    A `plan` keeps what the built-in training program cannot run yet, for a simulated cluster. What
-    needs more GPUs than the job may have could not be chosen, so it is left out.
+    With `predicted`, what the built-in training program cannot run yet is kept. What needs more
+    GPUs than the job may have could not be chosen, so it is left out.
     """
-    parts, most = problem_parts(request, plan=plan), request.constraints.max_gpus
+    parts, most = problem_parts(request, predicted=predicted), request.constraints.max_gpus
     job, cluster = parts.job, parts.cluster
-    found = _runnable(parts, plan)
-    _leave_out_unfitting(found, parts, plan)
+    found = _runnable(parts)
+    _leave_out_unfitting(found, parts)
     found.notes.extend(parts.notes)
     usable = parts.whole
     if request.cluster == "auto":
         usable = _leave_out_unusable_here(found, parts, request.clocks)
-    configuration = parts.today.configuration
+    configuration = parts.baseline.configuration
     allowed = _allowed(found, most, parts.space_name, configuration)
     if not found.inspected:
         found.notes.extend(knobs_in_play(allowed, parts.whole, job, cluster))
@@ -529,7 +532,7 @@ class _CandidateFilter:
             self.candidates = Candidates.from_configurations(kept)
 
 
-def _runnable(parts: ProblemParts, plan: bool) -> _CandidateFilter:
+def _runnable(parts: ProblemParts) -> _CandidateFilter:
     """Return the candidates that the program can run, or all for a plan of the built-in one.
 
     Where an inspection found which knobs can be turned, they begin with notes on these.
@@ -540,7 +543,7 @@ def _runnable(parts: ProblemParts, plan: bool) -> _CandidateFilter:
     values = space.choices.items()
     varied = (n for n, found in values if isinstance(found, tuple) and len({*found}) > 1)
     sentences = list(job.sentences({*parts.space.choices, *varied}))
-    if plan and not sentences:
+    if parts.predicted and not sentences:
         return _CandidateFilter(every)
     able = [c for c in every if not job.refused(c)]
     if not able:
@@ -629,7 +632,7 @@ def _allowed(
     return allowed
 
 
-def _leave_out_unfitting(found: _CandidateFilter, parts: ProblemParts, plan: bool) -> None:
+def _leave_out_unfitting(found: _CandidateFilter, parts: ProblemParts) -> None:
     job, cluster = parts.job, parts.cluster
     limit = cluster.device.memory_limit_bytes
     # Without a model nothing predicts memory; a process's share of a host's is no hard limit.
@@ -638,7 +641,7 @@ def _leave_out_unfitting(found: _CandidateFilter, parts: ProblemParts, plan: boo
         return
     every = found.candidates.configurations
     need = peak_memory_bytes(model, every)
-    if plan and len(need) and need.min() > limit:
+    if parts.predicted and len(need) and need.min() > limit:
         raise InputError(does_not_fit(job, cluster, parts.whole, len(every), float(need.min())))
     most = CANDIDATE_FACTOR
     fits = need <= most * limit

@@ -68,12 +68,12 @@ class JobRequest:
         """Return the part of a space that is searched."""
         return space if self.allow_changed_training else space.same_training()
 
-    def searched_knobs(self, job: TrainingJob, *, plan: bool) -> tuple[TrainingJob, list[str]]:
+    def searched_knobs(self, job: TrainingJob, *, predicted: bool) -> tuple[TrainingJob, list[str]]:
         """Return the job with the declared knobs that are searched, and notes on them."""
         if not job.knobs:
             return job, []
         knobs = launchable(job).searched_knobs
-        if plan:
+        if predicted:
             names = ", ".join(knob.name for knob in knobs)
             note = f"declared knobs stay at today's values, because no model knows them: {names}"
             return replace(job, knobs=fixed(knobs)), [note]

@@ -27,9 +27,8 @@ from tuner.models.prior import Prior, prior_of
 from tuner.problem.settings import NoVerdict
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration, Settings
-from tuner.search_spaces.errors import InputError, InvalidValue, check_integer
+from tuner.search_spaces.errors import InvalidValue, check_integer
 from tuner.search_spaces.job import TrainingJob, steps_a_job_step
-from tuner.search_spaces.knob_declarations import Knob
 from tuner.search_spaces.space import Candidates
 from tuner.workload.records.probe import (
     Basis,
@@ -39,7 +38,6 @@ from tuner.workload.records.probe import (
     WindowPolicy,
     limits_of,
 )
-from tuner.workload.scripts.command import Start
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,7 +130,7 @@ def probe_limits(
 
 @dataclass(frozen=True)
 class Recording:
-    """Recorded probes as a job (`tuner.workload.scripts.job.Job`), which has no ranks to start.
+    """Recorded probes, in place of a job: they have no ranks to start.
 
     Attributes:
         path: the table's folder, or the trace's file.
@@ -140,7 +138,6 @@ class Recording:
         group: the search problem of a table that holds several.
         steps: units of work that make the solution; None if unknown.
         varies: a second measurement of a configuration may differ from the first.
-        baseline: what the recorded study compared with.
     """
 
     path: str
@@ -149,7 +146,6 @@ class Recording:
     steps: int | None = None
     unit_of_work: str = "optimizer step"
     varies: bool = False
-    baseline: Configuration | None = field(default=None, compare=False)
 
     @classmethod
     def of(cls, study: Mapping[str, Any]) -> Recording | None:
@@ -187,31 +183,11 @@ class Recording:
         return self.table or of_run or path.stem
 
     @property
-    def knobs(self) -> tuple[Knob, ...]:
-        """No knobs: the configurations are those that were recorded."""
-        return ()
-
-    @property
-    def sizes(self) -> TrainingJob | None:
-        """None: nothing is predicted."""
-        return None
-
-    @property
     def why_unverified(self) -> NoVerdict:
         """Reason not to launch a choice among these measurements again."""
         if not self.table:
             return NoVerdict("recorded_trace")
         return NoVerdict("not_requested" if self.varies else "no_spread")
-
-    def today(self) -> Configuration:
-        """Return the baseline of the recorded study."""
-        if self.baseline is None:
-            raise InputError(f"the recording {self.name!r} does not say what is run today")
-        return self.baseline
-
-    def start(self, configuration: Configuration, folder: Path, *, probe: bool = True) -> Start:
-        """Raise InputError: there are no ranks."""
-        raise InputError(f"{self.name!r} is a recording, so nothing can be started")
 
 
 #: Cost of probing before any probe was made: a launch of the built-in program on a CPU machine,

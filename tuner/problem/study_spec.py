@@ -48,7 +48,8 @@ class SessionEnd:
 
 @dataclass(frozen=True)
 class StudySpec:
-    """A study."""
+    """What is asked, as study.toml keeps it: problem, limits, settings, and how the last session
+    ended."""
 
     name: str
     run_dir: Path | None

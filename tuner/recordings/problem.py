@@ -74,7 +74,6 @@ def table_problem(
         steps=steps or 1,
         unit_of_work=table.unit_of_work,
         varies=bool(spread),
-        baseline=baseline,
     )
     own, first = (
         "the recorded table's",
@@ -123,7 +122,7 @@ def _trace_problem(path: Path, steps: int | None, seed: int) -> tuple[Problem, R
     candidates = Candidates.from_configurations(runner.configurations)
     job = job.lasting(steps) if job else None
     length = steps or (job.steps if job else 1)
-    recording = Recording(str(source.resolve()), steps=length, baseline=baseline)
+    recording = Recording(str(source.resolve()), steps=length)
     name = "that of the recorded study" if baselines else "the first probe's"
     more = {key: study[key] for key in ("job", "cluster") if key in study}
     problem = Problem(
@@ -222,7 +221,7 @@ def replay(
     with receiver(progress, on_progress) as notify:
         session = Session(
             problem,
-            lambda run, announce: executor,
+            lambda announce: executor,
             replace(request, search=settings),
             run=run,
             show=shown_in(run, report),

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from tuner.search_spaces.space import Candidates
 
 
-#: Live settings that one probe visits at most.
+#: Live settings that a probe visits at most by default, and that a new launch is planned for.
 MAX_LIVE = 8
 
 
@@ -83,7 +83,7 @@ class ProbePlan:
 class ProbePlanner(ABC):
     """Candidates by number, and the interface by which a search asks for its next probe."""
 
-    #: Live settings that one probe visits at most.
+    #: Further live settings that a running probe visits at most, after the first.
     max_live: int = MAX_LIVE
     #: Whether it estimates what its probes bring (`ProbePlan.expected_gain`).
     estimates_gain: bool = False

@@ -21,7 +21,7 @@ from optuna.samplers import BaseSampler, RandomSampler
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 
-from tuner.models.surrogate.features import varying_knobs
+from tuner.models.surrogate.features import feature_knobs
 from tuner.problem.problem import ProbeCost
 from tuner.search.candidate_planner import CandidatePlanner
 from tuner.search.evidence import Observations
@@ -52,7 +52,7 @@ class ParameterEncoding:
     def __init__(self, candidates: Candidates) -> None:
         self.configurations = candidates.configurations
         whole = candidates.whole.configurations
-        self.knobs = varying_knobs(whole)
+        self.knobs = feature_knobs(whole)
         levels = {
             name: list(dict.fromkeys(_as_param(c.get(name)) for c in whole)) for name in self.knobs
         }

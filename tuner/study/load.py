@@ -141,7 +141,7 @@ def _searched(study: Mapping[str, Any]) -> Candidates | None:
     if request is None:
         return None
     predicted = study.get("request", {}).get("predicted") is True
-    return problem_of_job(request, plan=predicted).candidates
+    return problem_of_job(request, predicted=predicted).candidates
 
 
 def read_end(ended: Mapping[str, Any]) -> SessionEnd:

@@ -209,7 +209,7 @@ class CostEstimate:
         """Median ratio of the energy that probes used to the planner's prediction."""
         return statistics.median(self._ratios) if self._ratios else 1.0
 
-    def further_kJ(self, configurations: Sequence[Configuration], planned_kJ: float) -> float:
+    def further_kJ(self, planned_kJ: float) -> float:
         """Return the expected energy of further settings of a running launch."""
         return self.used_over_planned * planned_kJ
 
@@ -380,7 +380,7 @@ class SearchLoop:
         self._stopped: StopReason | None = None
         self._quiet_left_s = QUIET_LIMIT_S
         self.state = StudyState(spec, self.records)
-        self._question = self._current_question()
+        self._planning = self._current_planning()
         self._verifies = spec.settings.verify and spec.unverified is None
         self._varying = varying_knobs(spec.problem.candidates.configurations)
 
@@ -463,7 +463,7 @@ class SearchLoop:
         # Return the planner's next probe if it is worth its cost and affordable. If not, and no
         # result in flight can change that, `_stopped` is set.
         self._stopped = node_failures(self.records, self._earlier) or self._limit(0, searching=True)
-        planner, question = self._planner, self._question.question
+        planner, question = self._planner, self._planning.question
         if limit := self._stopped:
             if limit.kind in LIMITS and planner.estimates_gain:
                 self._stopped = with_next_probe(
@@ -475,7 +475,7 @@ class SearchLoop:
         plan = self._plan()
         if plan is None:
             if not self._flying:
-                unsafe = self._question.peak_limit is not None
+                unsafe = self._planning.peak_limit is not None
                 self._stopped = StopReason("unsafe" if unsafe else "exhausted")
             return None
         cost_kJ = self.cost.expected_kJ(plan.configurations, plan.cost_J / 1000)
@@ -491,7 +491,7 @@ class SearchLoop:
         with threadpool_limits(limits=1):
             return self._planner.plan(self._planning_state())
 
-    def _current_question(self) -> PlanningState:
+    def _current_planning(self) -> PlanningState:
         # The state without what is in flight, made once for each finished probe.
         peak_limit = peak_limit_of(self.state)
         return PlanningState(
@@ -505,7 +505,7 @@ class SearchLoop:
     def _planning_state(self, without: str = "") -> PlanningState:
         others = [flight for name, flight in self._flying.items() if name != without]
         in_flight = tuple(c for flight in others for c in flight.configurations)
-        return replace(self._question, in_flight=in_flight)
+        return replace(self._planning, in_flight=in_flight)
 
     # -- probes of a later phase -----------------------------------------------------------------
 
@@ -592,7 +592,7 @@ class SearchLoop:
             return ()
         used_kJ = self.cost.launch_kJ
         used_kJ += math.fsum(m.energy_J for m in so_far.measurements) / 1000
-        cost_kJ = self.cost.further_kJ(plan.configurations, plan.cost_J / 1000)
+        cost_kJ = self.cost.further_kJ(plan.cost_J / 1000)
         if reason_to_stop(self.state, plan, cost_kJ):
             return ()
         more_kJ = max(0.0, used_kJ - flight.cost_kJ) + cost_kJ
@@ -619,7 +619,7 @@ class SearchLoop:
         self.records.append(compact(record) if record.request.purpose == "search" else record)
         fixed = self._leave_out_unsupported(record)
         self.state = StudyState(self._spec, self.records)
-        self._question = self._current_question()
+        self._planning = self._current_planning()
         del self._flying[record.request.probe_id]
         self.cost.learn(record, flight.planned_kJ)
         event = replace(self._event(), kind="finished", record=record, front=self.state.front)

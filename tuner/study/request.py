@@ -219,7 +219,7 @@ class StudyRequest(JobRequest):
         before = RunFolder.named(self.runs_dir, name).read_study() if name else None
         if self.space is None and before is not None and Recording.of(before) is None:
             request = replace(request, space=parse_space(before))
-        problem = problem_of_job(request, plan=self.simulated)
+        problem = problem_of_job(request, predicted=self.simulated)
         if inspected is not None and before is None and not _splits(problem, inspected):
             if (threaded := with_threads(inspected, cluster)) is not None:
                 why = inspected.offers["micro_batch"].why
@@ -229,7 +229,7 @@ class StudyRequest(JobRequest):
                     f"micro-batch: {why}"
                 )
                 request = replace(request, job=threaded)
-                problem = problem_of_job(request, plan=self.simulated)
+                problem = problem_of_job(request, predicted=self.simulated)
             elif len(problem.candidates) < 2:
                 raise _nothing_to_try(inspected, script.command if script else "")
         if inspected is not None and isinstance(problem.job, ScriptJob):
@@ -374,13 +374,13 @@ def _observed_here(
 ) -> ScriptJob | None:
     """Return the job of a command that is started as it stands; None if it has to be inspected."""
     from tuner.workload.scripts.inspection import announce_today, blank_job
-    from tuner.workload.scripts.observing import job_of_observed, observe_script, observed_job
+    from tuner.workload.scripts.observing import job_of_observed, job_to_observe, observe_script
 
     script.require_startable()
     if before is not None and (again := before.observed_again(script)) is not None:
         announce_today(again, announce)
         return again
-    run_probe = launched_here(observed_job(script), ahead=script.probable_imports)
+    run_probe = launched_here(job_to_observe(script), ahead=script.probable_imports)
     seen = observe_script(script, run_probe, folder=run.path, announce=announce, cluster=cluster)
     if seen is None:
         return None
@@ -390,7 +390,7 @@ def _observed_here(
     with _importing("tuner.study.session"):
         return job_of_observed(
             seen,
-            launched_here(replace(blank, whole=bool(seen.why_as_it_stands))),
+            launched_here(replace(blank, as_it_stands=bool(seen.why_as_it_stands))),
             cluster=cluster,
             folder=run.path,
             announce=announce,
@@ -467,7 +467,7 @@ def _nodes(script: Script, cluster: Cluster, address: str | None) -> int:
 
 
 def _launched_here(
-    job: ScriptJob,
+    imports_of: ScriptJob,
     node: SharedRunner,
     run: RunFolder,
     cluster: Cluster,
@@ -476,16 +476,17 @@ def _launched_here(
     *,
     ahead: Sequence[str] | None = None,
 ) -> RunProbe:
-    # What a job's ranks import is imported for the first launch that starts ranks, if there is one;
-    # what they will probably need (`ahead`) while a core is idle beside a command.
-    def run_probe(of: ScriptJob, request: ProbeRequest) -> ProbeRecord:
-        runner = node.runner(job, cluster, run_dir=run.path, announce=announce)
+    # Launches of a first look have jobs that differ; what the ranks of `imports_of` import is
+    # imported once for all of them, and what they will probably need (`ahead`) while a core is idle
+    # beside a command.
+    def run_probe(job: ScriptJob, request: ProbeRequest) -> ProbeRecord:
+        runner = node.runner(imports_of, cluster, run_dir=run.path, announce=announce)
         if limit_s is not None:
             request = replace(request, first_step_limit_s=limit_s, time_limit_s=limit_s)
         runner.prepare()
         if ahead is not None:
             runner.import_ahead(ahead)
-        return runner.run_for_job(of, request)
+        return runner.run_for_job(job, request)
 
     return run_probe
 

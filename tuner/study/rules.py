@@ -249,7 +249,9 @@ def baseline_due(problem: Problem, records: Sequence[ProbeRecord]) -> Configurat
 
 def lighter(configuration: Configuration, problem: Problem) -> Iterator[Configuration]:
     """Yield candidates that need less memory in one knob: a smaller micro-batch, a higher ZeRO
-    stage, checkpointed activations, the optimizer on the host."""
+    stage, checkpointed activations, the optimizer on the host.
+
+    For a default that ran out of memory; `lighter_defaults` are those that are predicted to fit."""
     candidates = problem.candidates
     for knob in _LIGHTER:
         values = {c.get(knob) for c in map(Configuration, candidates.launches)}

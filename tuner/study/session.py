@@ -41,7 +41,7 @@ from tuner.study.request import StudyRequest
 from tuner.study.rules import launches_to_verify
 from tuner.workload.node.clocks.base import LIVE
 from tuner.workload.node.meters.base import TAKEN
-from tuner.workload.records.probe import Basis, MeterInfo, ProbeRecord
+from tuner.workload.records.probe import Announce, Basis, MeterInfo, ProbeRecord
 from tuner.workload.records.trace import TraceWriter, compact, read_trace, recover_pending
 
 #: Share by which the memory of the same machine may differ from one session to the next.
@@ -55,7 +55,7 @@ _RUN_SETTINGS = ("seed", "window", "verify")
 #: A launch that the node spoiled (no fault of the configuration) is made again so often.
 SPOILED = 2
 
-MakeExecutor = Callable[[RunFolder, Callable[[str], None]], Executor]
+MakeExecutor = Callable[[Announce], Executor]
 
 
 class Interrupted(KeyboardInterrupt):
@@ -70,7 +70,7 @@ class Session:
     """One session of a study.
 
     Args:
-        make_executor: returns the executor, given the run folder and a receiver of sentences.
+        make_executor: returns the executor, given a receiver of sentences.
 
     Raises:
         InputError: the sampler cannot search for two objectives, or the run folder holds another
@@ -96,7 +96,7 @@ class Session:
         self._notify = notify or (lambda event: None)
         self._show = show
         before = run.read_study() or {}
-        _check_question(run, problem, before)
+        _check_same_study(run, problem, before)
         storage = storage_name(request.storage)
         self._spec = StudySpec(
             name=run.name,
@@ -139,7 +139,7 @@ class Session:
         records = [compact(r) if r.request.purpose == "search" else r for r in records]
         # The study's parameters are those of the whole problem, whatever of it is still searched.
         searched = replace(spec, problem=without_unsupported(problem, records))
-        with closing(self._make_executor(run, self._announce)) as executor:
+        with closing(self._make_executor(self._announce)) as executor:
             _check_meter(executor, records, run)
             _check_knobs(executor.meter, problem)
             recorder = StudyRecorder(
@@ -241,7 +241,7 @@ def _verify(search: SearchLoop) -> NoVerdict | None:
         choice, more = launches_to_verify(state, search.cost.expected_kJ)
         if more is None or choice is None:
             return None
-        today = state.judge.today
+        today = state.judge.today_point
         subject, owner = (today, "today's") if more.of_baseline else (choice, "the choice")
         if (limit := search.limit_on(subject.configuration)) is not None:
             return NoVerdict("limits_reached", limit=limit.kind)
@@ -327,7 +327,7 @@ def _check_peaks(constraints: Constraints, problem: Problem) -> None:
     )
 
 
-def _check_question(run: RunFolder, problem: Problem, before: Mapping[str, Any]) -> None:
+def _check_same_study(run: RunFolder, problem: Problem, before: Mapping[str, Any]) -> None:
     if "plan" in before:
         raise InputError(f"the run {run.name!r} is a plan; give the study another name")
     names = ("job", "cluster", "recorded", "space", "request")

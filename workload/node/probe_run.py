@@ -7,6 +7,9 @@ becomes a `Failure` in the record, with the last lines of the log as evidence.
 A live setting is put in force by the governor (clocks) and by the program (the rest). Every setting
 names the values of all declared live knobs, so that none is left over from the one before it. A
 knob that refuses its value, or that reads back as another, costs its setting and not the launch.
+
+`Probe` is derived from for ranks on several nodes (`tuner.cluster.multi_node`) and for a whole
+training (`tuner.deploy.train`), which override its public methods.
 """
 
 from __future__ import annotations

@@ -44,7 +44,8 @@ from tuner.workload.scripts.job import LaunchableJob, launchable
 class LocalRunner(Runner):
     """Runner of probes on this node, one at a time.
 
-    Meter and governor are opened if not given, and closed with the runner. With `keep`, what was
+    Meter and governor are opened if not given, and closed with the runner; tests give theirs, and
+    alone set `new_interpreter`, `step_limit_s` and `program`. With `keep`, what was
     measured is saved after every window, until the driver has the whole record.
     """
 

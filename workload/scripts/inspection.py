@@ -1,6 +1,10 @@
-"""Inspection of a user's script: one launch that shows how it trains, before any search.
+"""Launches that show how a user's script trains, before any search.
 
-The script is started as it runs today, on all devices of its nodes and under the hook, and stopped
+What both ways of a first look share is here: `blank_job`, `job_of_facts`, `LaunchInspector` and
+sentences. The usual way, on this machine, starts the command as it stands (`observing.py`). The
+other one is `inspect_script`: on Ray, and for a script alone that looks for a rank.
+
+It is started as it runs today, on all devices of its nodes and under the hook, and stopped
 after its first steps. The batch is split differently where that is possible
 (`ScriptJob.inspection_start`); a script that does not start this way is started once
 more unchanged. What was seen becomes the `ScriptFacts` of a `ScriptJob`.

@@ -1,9 +1,8 @@
-"""Interface of jobs for a search, a node and the launch files.
+"""Jobs as a node starts them, for a search and the launch files.
 
-`Job` is implemented by a user's script (`tuner.workload.scripts.script_job`), by a recording
-(`tuner.problem.problem`), which has no ranks to start, and by a job of which only the sizes are
-known (`ModelledJob`): it can be predicted, and the built-in program, an extra, trains it.
-`LaunchableJob` adds what the node that starts the ranks needs.
+A `job` elsewhere is a `TrainingJob`: what is trained. `launchable` returns how it is started: a
+user's script (`tuner.workload.scripts.script_job`) is both, and a job of which only the sizes are
+known can be predicted (`ModelledJob`), and is trained by the built-in program, an extra.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
@@ -27,39 +25,6 @@ from tuner.workload.scripts.command import Script, Start
 from tuner.workload.scripts.declared_knobs import program_knobs
 from tuner.workload.scripts.script_facts import Framework, Launcher
 from tuner.workload.scripts.secrets import require
-
-
-class Job(Protocol):
-    """A job that is tuned."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def knobs(self) -> tuple[Knob, ...]:
-        """The knobs that the user declares."""
-        ...
-
-    @property
-    def steps(self) -> int | None:
-        """Number of optimizer steps to the solution; None if unknown."""
-        ...
-
-    @property
-    def sizes(self) -> TrainingJob | None:
-        """The sizes that predictions need; None if they are unknown."""
-        ...
-
-    def today(self) -> Configuration:
-        """Return the user's present configuration."""
-        ...
-
-    def start(self, configuration: Configuration, folder: Path, *, probe: bool = True) -> Start:
-        """Write the files of a configuration to a folder, and return the start of its ranks.
-
-        InputError if it cannot be started so; OSError if a file cannot be written.
-        """
-        ...
 
 
 @dataclass(frozen=True)
@@ -89,11 +54,6 @@ class LaunchableJob(ABC):
     def steps(self) -> int | None:
         """Number of optimizer steps to the solution; None if unknown."""
         return self.facts.steps
-
-    @property
-    def sizes(self) -> TrainingJob | None:
-        """The sizes that predictions need; None if they are unknown."""
-        return self.facts if self.facts.is_modelled else None
 
     # ---- what it is today
 
@@ -143,7 +103,10 @@ class LaunchableJob(ABC):
 
     @abstractmethod
     def start(self, configuration: Configuration, folder: Path, *, probe: bool = True) -> Start:
-        """Write the files of a configuration, and return the start of its ranks (`Job.start`)."""
+        """Write the files of a configuration to a folder, and return the start of its ranks.
+
+        InputError if it cannot be started so; OSError if a file cannot be written.
+        """
 
     def inspection_start(self, configuration: Configuration, folder: Path, *, alter: bool) -> Start:
         """Return the start of a look at the program, until its first steps."""

@@ -57,8 +57,8 @@ class ObservedLaunch:
         return self.script.observation.why_as_it_stands
 
 
-def observed_job(script: Script) -> ScriptJob:
-    """Return the job of a command that was not inspected, started as it stands."""
+def job_to_observe(script: Script) -> ScriptJob:
+    """Return the job of a command that is to be started as it stands for the first time."""
     return ScriptJob(
         name=script.name,
         model={},
@@ -68,7 +68,7 @@ def observed_job(script: Script) -> ScriptJob:
         precision="fp32",
         cwd=str(Path(script.cwd).resolve()),
         line=script.filled,
-        whole=True,
+        as_it_stands=True,
         secrets=script.secrets,
     )
 
@@ -86,7 +86,7 @@ def observe_script(
     None for a script without a launcher that needs one: it can be started as a rank. InputError if
     it fails before its first steps, with the last words of its log.
     """
-    job = observed_job(script)
+    job = job_to_observe(script)
     jobs = script.job_script
     announce_endless(script, announce)
     if jobs is not None:
@@ -145,7 +145,7 @@ def job_of_observed(
     threads = script.observation.threads
     blank, why = blank_job(script, cluster), seen.why_as_it_stands
     inspect = LaunchInspector(run, folder, announce)
-    today = job_of_facts(script, replace(blank, whole=True), seen.facts, seen.first_step_s)
+    today = job_of_facts(script, replace(blank, as_it_stands=True), seen.facts, seen.first_step_s)
     announce_today(today, announce)
     announce_optimizers(seen.facts, announce)
     tried = False

@@ -273,7 +273,7 @@ class ScriptTraining(TrainingJob):
         assumed: what was not told and is taken, one sentence each.
         line: the whole command, as typed for the shell; "" if it was not observed.
         folder: that the line was typed in; "" if it is `cwd`.
-        whole: each probe starts the line as it stands, and its ranks report by themselves;
+        as_it_stands: each probe starts the line so, and its ranks report by themselves;
             otherwise ranks are started one by one from `words`.
         secrets: values that words and launcher name as `{env:NAME}`; they are not written down.
     """
@@ -287,7 +287,7 @@ class ScriptTraining(TrainingJob):
     driver: Framework | None = None
     line: str = ""
     folder: str = ""
-    whole: bool = False
+    as_it_stands: bool = False
     secrets: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -302,6 +302,7 @@ class ScriptTraining(TrainingJob):
         listed = {"words": list(self.words), "assumed": list(self.assumed)}
         data = {**super().to_json(), **listed, "frame": self.frame.to_json()}
         del data["launcher"], data["driver"], data["secrets"]
+        data["whole"] = data.pop("as_it_stands")
         if not self.line:  # it was not observed
             del data["line"], data["folder"], data["whole"]
         if self.launcher is not None:
@@ -318,6 +319,8 @@ class ScriptTraining(TrainingJob):
             listed = {name: tuple(data.get(name, ())) for name in ("words", "assumed")}
             names = ({item.name for item in fields(cls)} - {"secrets"}) & set(data)
             given = {name: data[name] for name in names} | {**listed, "frame": frame}
+            if "whole" in data:
+                given["as_it_stands"] = data["whole"]
             if "launcher" in data:
                 given["launcher"] = Launcher.from_json(json.loads(data["launcher"]))
             if "driver" in data:

@@ -257,7 +257,7 @@ class ScriptJob(ScriptTraining, LaunchableJob):
         micro-batch x replicas does not divide the global batch; OSError if it cannot write.
         """
         # A command that is started as it stands sets its own variables.
-        env = dict(self.launcher.env) if self.launcher and not self.whole else {}
+        env = dict(self.launcher.env) if self.launcher and not self.as_it_stands else {}
         env |= _QUIET_ENV if probe else {}
         sets_micro_batch = BATCH_SPLIT.sets_micro_batch(self)
         sized = sets_micro_batch or bool(self.frame.micro_batch)
@@ -270,7 +270,7 @@ class ScriptJob(ScriptTraining, LaunchableJob):
             checks_batch=sets_micro_batch and self.frame.measured,
             words=list(self.words),
             env=env,
-            command=self.line if self.whole else "",
+            command=self.line if self.as_it_stands else "",
             typed=self.frame.given or self.words,
         )
         draft.options["quiet"] = probe
@@ -279,9 +279,9 @@ class ScriptJob(ScriptTraining, LaunchableJob):
         for route in routes():
             route.apply(self, configuration, draft)
         words, options = tuple(draft.words), draft.options
-        if self.whole and words != draft.typed:
+        if self.as_it_stands and words != draft.typed:
             options["words"] = {"typed": draft.typed, "set": words}
-        cwd = self.folder or self.cwd if self.whole else self.cwd
+        cwd = self.folder or self.cwd if self.as_it_stands else self.cwd
         start = Start(words, cwd, options, draft.config, draft.env, self.secrets)
         return replace(start, command=draft.command)
 
@@ -306,12 +306,7 @@ class ScriptJob(ScriptTraining, LaunchableJob):
     def bare(self) -> bool:
         """True if one process of the script is started without a rank, as its command does."""
         launched = self.launcher is not None and bool(self.launcher.words)
-        return not launched and not self.whole and names_a_rank(self.words, self.cwd)
-
-    @property
-    def as_it_stands(self) -> bool:
-        """True if each probe starts the user's whole command."""
-        return self.whole
+        return not launched and not self.as_it_stands and names_a_rank(self.words, self.cwd)
 
     @property
     def needs_hook(self) -> bool:
@@ -393,7 +388,7 @@ class ScriptJob(ScriptTraining, LaunchableJob):
     @property
     def imported_packages(self) -> Collection[str] | None:
         """Those that its ranks were seen to import; none if no rank is forked."""
-        if self.whole:
+        if self.as_it_stands:
             return ()
         if not self.line:
             return None
@@ -432,7 +427,7 @@ class ScriptJob(ScriptTraining, LaunchableJob):
         """Return the start of the user's whole command, if it starts as many ranks."""
         if configuration.world_size != self.devices:
             return None
-        whole = replace(self, whole=True)
+        whole = replace(self, as_it_stands=True)
         if self.line:
             return whole.start(configuration, folder, probe=False)
         if self.launcher is None or not self.launcher.words:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tuner.models.prior import Prediction
-from tuner.models.surrogate.features import FeatureMap, varying_knobs
+from tuner.models.surrogate.features import FeatureMap, feature_knobs
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.space import Candidates
 
@@ -129,7 +129,7 @@ def test_a_prior_of_launches_alone_has_no_live_part() -> None:
 
 def test_varying_knobs_lists_launch_knobs_first() -> None:
     both = [Configuration.of(zero_stage=z, clock_MHz=c) for z in (0, 1) for c in (900, 1000)]
-    assert varying_knobs(both) == ["zero_stage", "clock_MHz"]
+    assert feature_knobs(both) == ["zero_stage", "clock_MHz"]
 
 
 @pytest.mark.parametrize("odd", [(), ("a", 1), (None, 2)])

@@ -19,7 +19,7 @@ from tuner.workload.node.platforms import detect_cluster
 from tuner.workload.node.runner import LocalRunner
 from tuner.workload.records.probe import ProbeRecord, ProbeRequest
 from tuner.workload.scripts.command import Observation, Script
-from tuner.workload.scripts.observing import observe_script, observed_job
+from tuner.workload.scripts.observing import job_to_observe, observe_script
 from tuner.workload.scripts.script_job import ScriptJob
 
 CLUSTER = replace(detect_cluster(), devices_per_node=2)
@@ -210,7 +210,7 @@ def observe(folder: Path, line: str, *, limit_s: float = 60.0) -> Observation:
     script = Script(line, cwd=folder)
     script.require_startable()
     runs = folder.parent / "run"
-    with closing(LocalRunner(observed_job(script), CLUSTER, run_dir=runs)) as runner:
+    with closing(LocalRunner(job_to_observe(script), CLUSTER, run_dir=runs)) as runner:
 
         def run(job: ScriptJob, request: ProbeRequest) -> ProbeRecord:
             limits = {"time_limit_s": limit_s, "first_step_limit_s": limit_s}

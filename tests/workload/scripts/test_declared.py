@@ -226,7 +226,7 @@ def test_the_built_in_program_has_no_commands_of_its_own() -> None:
     found = problem_of_job(
         job_with_knobs(load_job("tiny-gpt"), ["env:NCCL_ALGO=Ring,Tree"]),
         CPU,
-        plan=True,
+        predicted=True,
     )
     assert any("no model knows them: NCCL_ALGO" in note for note in found.notes)
 

