@@ -31,11 +31,11 @@ from benchmarks.words import printed, shown_answers
 from tests.golden import NAMES, OUTPUTS, prepared
 from tuner.api import load_result
 from tuner.cli.main import main as tuner_command
-from tuner.executors.local import SimulatedExecutor
+from tuner.executors.simulated_time import SimulatedExecutor
 from tuner.problem.run_folder import RunFolder
 from tuner.problem.settings import SearchSettings
 from tuner.search_spaces.configuration import Configuration, Settings
-from tuner.study.callbacks import Progress
+from tuner.study.events import Progress
 from tuner.study.request import StudyRequest
 from tuner.study.session import Session
 from tuner.workload.records.probe import Failure, ProbeRecord, ProbeRequest

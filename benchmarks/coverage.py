@@ -43,7 +43,7 @@ from benchmarks.noisy_cluster import (
 )
 from benchmarks.verdicts import exact_error
 from tuner.answer.answer import Answer
-from tuner.executors.local import SimulatedExecutor
+from tuner.executors.simulated_time import SimulatedExecutor
 from tuner.pareto import nondominated
 from tuner.problem.run_folder import RunFolder
 from tuner.problem.settings import SearchSettings
@@ -116,9 +116,9 @@ def judge(truth: Truth, result: Answer) -> Outcome:
     found = Outcome()
     for point in result.points:
         energy, time = _true(truth, point.configuration)
-        low, high = point.estimated.energy_interval_kJ
+        low, high = point.inferred.energy_interval_kJ
         found.energy.append(low <= math.exp(energy) / 1000 <= high)
-        low, high = point.estimated.time_interval_s
+        low, high = point.inferred.time_interval_s
         found.time.append(low <= math.exp(time) <= high)
     for point in (*result.points, *result.predicted):
         found.stated.append(point.p_nondominated)

@@ -15,7 +15,7 @@ from pathlib import Path
 import tuner
 from benchmarks.figures import Figure, arguments, publish
 from tests.support.studies import LONG_JOB, FormulaRunner
-from tuner.executors.local import SimulatedExecutor
+from tuner.executors.simulated_time import SimulatedExecutor
 from tuner.problem.settings import SearchSettings
 from tuner.workload.records.trace import read_trace
 

@@ -49,7 +49,7 @@ ALLOWED_NAMES = {
 #: Modules with a field `what`, the key of users' files of knobs, spaces and drivers, of tables of
 #: data, and of the guard's messages.
 WHAT_MODULES = (
-    *("knobs", "knob_declarations", "space", "driver", "model", "catalog", "guard_client"),
+    *("knobs", "knob_declarations", "space", "driver", "model", "catalog", "own_guard"),
 )
 #: Packages in which `answer` is the term of docs/words.md: what a study found.
 ANSWER_PACKAGES = (*("search", "answer", "study", "problem", "display", "deploy", "cli"),)

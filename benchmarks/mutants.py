@@ -54,7 +54,7 @@ SUBJECTS = {
         "workload/node/clocks/governor.py",
         ("tests/workload/node/clocks", "tests/online/test_settings.py"),
     ),
-    "budget": ("tuner/study/loop.py", ("tests/study",)),
+    "budget": ("tuner/study/budget.py", ("tests/study",)),
     "verdict": (
         "tuner/answer/judge.py",
         (

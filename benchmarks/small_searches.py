@@ -23,7 +23,7 @@ import numpy as np
 from benchmarks.figures import Figure
 from benchmarks.noisy_cluster import METER, Noise, NoisyRunner, Truth, recorded_truths
 from benchmarks.validation import vtrain
-from tuner.executors.local import SimulatedExecutor
+from tuner.executors.simulated_time import SimulatedExecutor
 from tuner.problem.constraints import Constraints
 from tuner.problem.problem import Problem
 from tuner.problem.run_folder import RunFolder

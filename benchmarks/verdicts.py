@@ -31,7 +31,7 @@ from benchmarks.made_up_searches import (
 )
 from tuner.answer.judge import Judge, advise, failed_again
 from tuner.answer.parts import Point
-from tuner.answer.posterior import Posterior, Windows
+from tuner.answer.posterior import LaunchPosterior, Windows
 from tuner.answer.state import points_of
 from tuner.deploy.train import DriftMonitor, Expectation
 from tuner.problem.constraints import Constraints
@@ -47,7 +47,7 @@ LIMITS = (5, 8, 12, 24)
 
 def judge_of(records: Sequence[ProbeRecord]) -> Judge:
     """Return the judge of what was measured, for the least energy."""
-    posterior = Posterior.of(Windows.of(records))
+    posterior = LaunchPosterior.of(Windows.of(records))
     points = points_of(posterior, STEPS)
     today = next(p for p in points if p.configuration == CONFIGURATIONS[0])
     fresh = [i for i, r in enumerate(records) if r.request.purpose == "verify"]

@@ -132,7 +132,7 @@ def shown_answers() -> Iterator[tuple[str, str]]:
     # A result is computed once, not once for each command.
     with (
         tempfile.TemporaryDirectory() as work,
-        mock.patch.object(load, "result_of", cache(load.result_of)),
+        mock.patch.object(load, "answer_of_run", cache(load.answer_of_run)),
     ):
         prepared(Path(work))
         runs = ("--runs-dir", f"{work}/runs")

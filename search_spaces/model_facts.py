@@ -14,7 +14,8 @@ from typing import Any
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import TARGETS, Precision, Program, TrainingJob
-from tuner.search_spaces.model_sizes import NO_SIZES, SOCKET, Sizes
+from tuner.search_spaces.model_sizes import NO_SIZES, READER, Sizes
+from tuner.search_spaces.plugins import extra_module
 
 #: Bytes per parameter of two 8-bit moments, each with an fp32 scale per block of 256, in
 #: bitsandbytes 0.50.2 and torchao 0.18 (Dettmers et al. 2021, arXiv 2110.02861, with blocks of
@@ -151,7 +152,7 @@ class ModelFacts(Sizes):
             InputError: a size is missing or invalid, or the model has to be built by transformers
                 and cannot be.
         """
-        found: ModelFacts = SOCKET.needed("sizes", _READING).facts_in(config)
+        found: ModelFacts = extra_module(READER, _READING).facts_in(config)
         return found
 
     @property
@@ -237,7 +238,7 @@ def facts_of(job: TrainingJob) -> ModelFacts:
         facts = replace(facts, doubts=(*facts.doubts, doubt))
     if job.lora is None:
         return facts
-    adapters = SOCKET.needed("sizes", _READING).lora_facts(job.lora, job.model, facts)
+    adapters = extra_module(READER, _READING).lora_facts(job.lora, job.model, facts)
     return replace(facts, lora=adapters, doubts=(*facts.doubts, *adapters.doubts))
 
 

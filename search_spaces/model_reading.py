@@ -208,7 +208,7 @@ def read_flag(config: Mapping[str, Any], key: str, default: bool) -> bool:
     return value
 
 
-#: What the core asks for, by `tuner.search_spaces.model_sizes.SOCKET`.
+#: What the core asks for, by `tuner.search_spaces.model_sizes`.
 __all__ = [
     "counts_to_keep",
     "facts_in",
@@ -220,7 +220,6 @@ __all__ = [
     "why_too_large",
 ]
 
-PROTOCOL = 1
 #: Families whose query, key and value projections are one linear layer.
 _FUSED = ("gpt2", "gpt_neox")
 #: Linear layers of a block with a gate, those of attention first.

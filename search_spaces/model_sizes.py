@@ -11,13 +11,10 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from tuner.search_spaces.job import TrainingJob
-from tuner.search_spaces.plugins import Socket
+from tuner.search_spaces.plugins import shipped_module
 
-#: What reads a model's sizes: shipped, or left out.
-SOCKET = Socket(
-    *("joulefront.models", "reader of models", 1, ("facts_in",)),
-    {"sizes": "tuner.search_spaces.model_reading"},
-)
+#: Module that reads a model's sizes; an extra.
+READER = "tuner.search_spaces.model_reading"
 
 
 @dataclass(frozen=True)
@@ -67,7 +64,7 @@ UNKNOWN = Sizes(**NO_SIZES)
 
 def reader_of(job: TrainingJob) -> Any:
     """Return what reads the sizes of a job's model; None if it is not known or not installed."""
-    return SOCKET.part("sizes") if job.model else None
+    return shipped_module(READER) if job.model else None
 
 
 def sizes_of(job: TrainingJob) -> Sizes:

@@ -40,13 +40,13 @@ from tests.support.studies import LONG_JOB, FormulaRunner, run_optimize
 from tests.support.windows import shorten
 from tests.twin import TwinGpu, TwinNode
 from tests.twin.replay import replayed_node
-from tuner.executors.local import SimulatedExecutor
+from tuner.executors.simulated_time import SimulatedExecutor
 from tuner.result import Result
 from tuner.search.planner import PlanningState, ProbePlan, ProbePlanner
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.plugins import shipped_module
 from tuner.search_spaces.space import Candidates
-from tuner.study.callbacks import Progress
+from tuner.study.events import Progress
 from tuner.workload.node.rank_server import RankServer
 from tuner.workload.records.probe import WindowPolicy
 

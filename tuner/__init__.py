@@ -48,7 +48,7 @@ _NAMES = {
     "tuner.search_spaces.knob_declarations": ("Knob",),
     "tuner.search_spaces.errors": ("InputError",),
     "tuner.search_spaces.job": ("TrainingJob",),
-    "tuner.study.callbacks": ("Progress",),
+    "tuner.study.events": ("Progress",),
     "tuner.study.session": ("Interrupted",),
     "tuner.workload.records.probe": ("WindowPolicy",),
     "tuner.workload.scripts.command": ("Script",),

@@ -19,7 +19,7 @@ from tuner.search_spaces.configuration import Configuration as Configuration
 from tuner.search_spaces.errors import InputError as InputError
 from tuner.search_spaces.job import TrainingJob as TrainingJob
 from tuner.search_spaces.knob_declarations import Knob as Knob
-from tuner.study.callbacks import Progress as Progress
+from tuner.study.events import Progress as Progress
 from tuner.study.session import Interrupted as Interrupted
 from tuner.workload.records.probe import WindowPolicy as WindowPolicy
 from tuner.workload.scripts.command import Script as Script

@@ -12,13 +12,13 @@ from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
-from tuner.executors.local import SharedRunner
+from tuner.executors.local import ThisNode
 from tuner.problem.constraints import Constraints
 from tuner.problem.job_request import JobRequest
 from tuner.problem.run_folder import RunFolder, find_run
 from tuner.problem.settings import SearchSettings
 from tuner.search_spaces.job import TrainingJob
-from tuner.study.callbacks import Notify
+from tuner.study.events import Notify
 from tuner.study.request import StudyOptions, StudyRequest
 from tuner.workload.node.meters.base import own_meter
 from tuner.workload.node.meters.gpus import time_alone
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from tuner.answer.answer import Answer
     from tuner.executors.base import Executor
     from tuner.result import Result
-    from tuner.study.callbacks import Show
+    from tuner.study.events import WriteFiles
     from tuner.workload.records.probe import ProbeRecord
 
 __all__ = ["load_result", "optimize", "search_for"]
@@ -122,7 +122,7 @@ def search_for(
     with (
         metered(request),
         receiver(progress, on_progress) as notify,
-        closing(SharedRunner()) as node,
+        closing(ThisNode()) as node,
     ):
         problem, run, request = request.resolved(notify).inspected_problem(notify, node)
         # Not before: a command that fails at once is told of at once.
@@ -159,7 +159,7 @@ def search_for(
             make_executor,
             request,
             run=run,
-            show=shown_in(run, report),
+            show=writer_in(run, report),
             notify=notify,
         )
         return result_of_answer(session.run())
@@ -171,9 +171,9 @@ def load_result(run: str | Path | None = None, *, runs_dir: str | Path = "runs")
     Raises:
         InputError: there is no such run, or its files cannot be read.
     """
-    from tuner.study.load import result_of
+    from tuner.study.load import answer_of_run
 
-    return result_of_answer(result_of(find_run(run, runs_dir)))
+    return result_of_answer(answer_of_run(find_run(run, runs_dir)))
 
 
 def result_of_answer(answer: Answer) -> Result:
@@ -183,7 +183,7 @@ def result_of_answer(answer: Answer) -> Result:
     return Result(**{item.name: getattr(answer, item.name) for item in fields(answer)})
 
 
-def shown_in(run: RunFolder, report: bool = True) -> Show | None:
+def writer_in(run: RunFolder, report: bool = True) -> WriteFiles | None:
     """Return the receiver of an answer that lets the views write their files into a run."""
 
     from tuner.answer.views import views

@@ -6,8 +6,8 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from tuner.answer import another_choice, parts
-from tuner.answer.answer import Answer
+from tuner.answer import parts
+from tuner.answer.answer import Answer, choose_again
 from tuner.answer.parts import as_json, without_probabilities
 from tuner.display import advice
 from tuner.display.text import answer_lines, choice_lines, explanation_lines
@@ -91,7 +91,7 @@ class Result(Answer):
         """Choose among the measured points under other constraints; nothing is measured. InputError
         if nothing was, or if the slowdown is limited and the baseline was not measured."""
         asked = (constraints or Constraints()).limited(**limits)
-        found = another_choice.choose(self, asked)
+        found = choose_again(self, asked)
         if not asked.given and self.best and found.point.configuration != self.best.configuration:
             found = replace(found, choice=replace(found.choice, sentence=self.headline))
         return AnotherChoice(**_fields(found))

@@ -123,7 +123,7 @@ def whole_study(cluster: Cluster, options: Any, folder: Path, address: str) -> l
     from tuner.cluster.executor import RayExecutor
     from tuner.problem.run_folder import RunFolder
     from tuner.problem.settings import SearchSettings
-    from tuner.study.callbacks import Progress
+    from tuner.study.events import Progress
     from tuner.study.request import StudyRequest
     from tuner.study.session import Session
 

@@ -16,7 +16,7 @@ import numpy as np
 
 import tuner
 from benchmarks.figures import Figure
-from tuner.executors.local import SimulatedExecutor
+from tuner.executors.simulated_time import SimulatedExecutor
 from tuner.models.analytic.model import AnalyticModel
 from tuner.problem.settings import SearchSettings
 from tuner.search_spaces.cluster import Cluster, load_cluster

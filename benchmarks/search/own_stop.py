@@ -23,7 +23,7 @@ from benchmarks.search.problems import Problem, load_problem
 from benchmarks.search.samplers import planner_named
 from benchmarks.search.start import StartingAt, start_of
 from benchmarks.search.truth import truth_of
-from tuner.executors.local import SimulatedExecutor
+from tuner.executors.simulated_time import SimulatedExecutor
 from tuner.problem import problem as studies
 from tuner.problem.problem import ProbeCost
 from tuner.problem.settings import SearchSettings

@@ -15,7 +15,7 @@ from benchmarks.search.problems import Problem, load_problem
 from benchmarks.search.samplers import planner_named
 from benchmarks.search.start import StartingAt, start_of
 from benchmarks.search.truth import WITHIN, truth_of
-from tuner.executors.local import SimulatedExecutor
+from tuner.executors.simulated_time import SimulatedExecutor
 from tuner.problem.problem import ProbeCost
 from tuner.recordings.table import TableRunner
 from tuner.search.planner import PlanningState

@@ -129,7 +129,7 @@ def _study(folder: Path, max_probes: int, executor: str) -> dict[str, Any]:
         "measured": [
             [
                 str(point.configuration.key),
-                *_step(point.estimated, job.steps),
+                *_step(point.inferred, job.steps),
                 *_step(point, job.steps),
                 *_true_step(node, point.configuration),
             ]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support.studies import measured, record, request
-from tuner.answer.posterior import Posterior, Windows
+from tuner.answer.posterior import LaunchPosterior, Windows
 from tuner.answer.state import _peak_W, points_of
 
 
@@ -29,7 +29,7 @@ def test_ninety_per_cent_intervals_hold_the_truth_under_launch_noise():
                 records.append(
                     record(name, request=changed, measurements=(measured(time_s=seconds),))
                 )
-        for point in points_of(Posterior.of(Windows.of(records)), 1):
+        for point in points_of(LaunchPosterior.of(Windows.of(records)), 1):
             low, high = point.time_interval_s
             held += low <= 1.0 <= high
             total += 1

@@ -17,7 +17,7 @@ from tests.support.results import point as drawn_point
 from tuner.answer.choice import cost_of
 from tuner.answer.judge import ENOUGH, SURE, Judge, advise
 from tuner.answer.parts import Point
-from tuner.answer.posterior import Gain, Posterior, Windows
+from tuner.answer.posterior import Gain, LaunchPosterior, Windows
 from tuner.answer.state import StudyState, points_of
 from tuner.problem.constraints import Constraints
 from tuner.problem.settings import SearchSettings
@@ -34,7 +34,7 @@ def point(which, time_s, power_W):
 
 
 def judge_of(records: list[ProbeRecord], *, fresh=(), failed=(), **limits) -> Judge:
-    posterior = Posterior.of(Windows.of(records))
+    posterior = LaunchPosterior.of(Windows.of(records))
     points = points_of(posterior, STEPS)
     today = next(p for p in points if p.configuration == configuration(0))
     constraints = replace(Constraints(**limits), baseline_time_s=today.time_to_solution_s)

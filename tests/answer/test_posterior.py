@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tests.support.studies import METER, measured
-from tuner.answer.posterior import Gain, Posterior, Windows
+from tuner.answer.posterior import Gain, LaunchPosterior, Windows
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.workload.node.measure.statistics import Z90
 from tuner.workload.records.probe import ProbeRecord, ProbeRequest
@@ -41,8 +41,8 @@ def launch(
     return ProbeRecord(request, tuple(windows), METER)
 
 
-def posterior(records: list[ProbeRecord]) -> Posterior:
-    return Posterior.of(Windows.of(records))
+def posterior(records: list[ProbeRecord]) -> LaunchPosterior:
+    return LaunchPosterior.of(Windows.of(records))
 
 
 def configuration(size: int, live: int = 1) -> Configuration:

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.entry_points import install_plugin
 from tests.support.studies import run_replay, write_table
-from tuner.answer.views import SOCKET, View, views
+from tuner.answer.views import SOCKET, AnswerExtra, views
 from tuner.api import load_result
 from tuner.cli.main import main
 from tuner.display.text import answer_lines
@@ -17,9 +17,9 @@ from tuner.planner.plan import plan
 from tuner.search_spaces.errors import InputError
 
 PLUGIN = """
-from tuner.answer.views import View
+from tuner.answer.views import AnswerExtra
 
-class Carbon(View):
+class Carbon(AnswerExtra):
     PROTOCOL = 1
 
     def answer_lines(self, answer):
@@ -39,7 +39,7 @@ def runs(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("name", SOCKET.shipped)
 def test_a_shipped_view_follows_the_protocol(name: str) -> None:
     found = SOCKET.part(name)
-    assert isinstance(found, View)
+    assert isinstance(found, AnswerExtra)
     assert SOCKET.check(found) == ""
 
 

@@ -14,7 +14,8 @@ import pytest
 
 from tests.support.studies import measured, run_replay, write_table
 from tuner.executors.base import Executor
-from tuner.executors.local import InlineExecutor, SimulatedExecutor
+from tuner.executors.local import InlineExecutor
+from tuner.executors.simulated_time import SimulatedExecutor
 from tuner.recordings.table import TableRunner, load_table
 from tuner.search.candidate_planner import CandidatePlanner
 from tuner.search.planner import PlanningState

@@ -17,7 +17,7 @@ import tuner
 from tests.support.studies import METER, FormulaRunner, run_optimize
 from tests.waiting import wait_until
 from tuner.deploy.train import LEAST_BLOCKS, ConfidenceSequence, DriftMonitor, Expectation
-from tuner.executors.local import SimulatedExecutor
+from tuner.executors.simulated_time import SimulatedExecutor
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 

@@ -18,7 +18,7 @@ from tests.support.results import ESTIMATED, failed, large_result
 from tuner.cli.main import main
 from tuner.display.progress import EventLines, LiveView, ProgressPrinter, can_be_live, small_plot
 from tuner.search_spaces.configuration import Settings
-from tuner.study.callbacks import Progress
+from tuner.study.events import Progress
 from tuner.workload.records.probe import ProbeRecord, ProbeRequest
 
 pytest.importorskip("rich")

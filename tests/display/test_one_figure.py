@@ -107,7 +107,7 @@ def test_figures_on_a_busy_machine_are_those_of_the_windows(surface: str) -> Non
     for point in (result.baseline, result.best):
         assert point is not None
         assert number(point.time_to_solution_s / units.s) in text
-        counts = number(point.estimated.time_to_solution_s / units.s)
+        counts = number(point.inferred.time_to_solution_s / units.s)
         assert text.count(counts) <= text.count("The verdict counts")  # in that sentence alone
     assert text.count("The verdict counts") == 1
 

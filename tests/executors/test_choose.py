@@ -29,7 +29,7 @@ TWO_NODES = replace(CORES, nodes=2)
 PLUGIN = """
 from tests.support.studies import FormulaRunner
 from tuner.executors.base import ExecutorKind, ExecutorUnavailable
-from tuner.executors.local import SimulatedExecutor
+from tuner.executors.simulated_time import SimulatedExecutor
 
 class Kind(ExecutorKind):
     PROTOCOL = 1

@@ -6,7 +6,8 @@ import pytest
 from tests.support.fake_clock import FakeClock
 from tests.support.studies import METER, record, request
 from tuner.executors.base import Executor
-from tuner.executors.local import InlineExecutor, SimulatedExecutor, run_safely
+from tuner.executors.local import InlineExecutor, run_safely
+from tuner.executors.simulated_time import SimulatedExecutor
 from tuner.search_spaces.errors import InputError
 from tuner.workload.node.measure.stragglers import ForeignLoad
 from tuner.workload.records.probe import ProbeRecord

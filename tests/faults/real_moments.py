@@ -50,7 +50,7 @@ def _parent(pid: int) -> int:
 
 
 def _guards(driver: int, mark: str) -> list[int]:
-    name = b"guard_client.py"
+    name = b"own_guard.py"
     return [pid for pid in living(mark) if name in Path(f"/proc/{pid}/cmdline").read_bytes()]
 
 

@@ -179,12 +179,12 @@ def outputs(name: str, work: Path) -> str:
     releases = dict.fromkeys(problem.versions(), "VERSION")
     with (
         # A result is computed once, not once for each command.
-        mock.patch.object(load, "result_of", cache(load.result_of)),
+        mock.patch.object(load, "answer_of_run", cache(load.answer_of_run)),
         # Which Python and packages are installed here is no part of an answer.
         mock.patch.object(problem, "versions", return_value=releases),
         mock.patch.object(plan, "versions", return_value=releases),
     ):
-        result = load.result_of(load.RunFolder(work / "runs" / name))
+        result = load.answer_of_run(load.RunFolder(work / "runs" / name))
         for command in BOTH:
             said += [_said(command, name, work, as_json=flag) for flag in (False, True)]
         said += [_said(command, name, work, as_json=False) for command in TEXT]

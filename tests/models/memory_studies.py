@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import optuna
 
-from tuner.executors.local import SimulatedExecutor
+from tuner.executors.simulated_time import SimulatedExecutor
 from tuner.models.memory_margin import MEMORY_SPREAD
 from tuner.problem.problem import Problem
 from tuner.search.candidate_planner import CandidatePlanner

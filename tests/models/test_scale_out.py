@@ -18,7 +18,7 @@ from tests.models.far_clusters import covered
 from tests.models.misjudged_clusters import compare
 from tests.support.studies import run_optimize as optimize
 from tuner.cli.main import main
-from tuner.executors.local import SimulatedExecutor
+from tuner.executors.simulated_time import SimulatedExecutor
 from tuner.models import scale_out
 from tuner.models.analytic.constants import Constants, constants_of, load_constants
 from tuner.models.analytic.model import AnalyticModel

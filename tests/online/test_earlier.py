@@ -30,7 +30,7 @@ from tuner.problem.run_folder import RunFolder
 from tuner.result import Result
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError
-from tuner.study.load import result_of
+from tuner.study.load import answer_of_run
 
 HERE = Setup("gpu", "nvml devices")
 
@@ -207,7 +207,7 @@ def test_a_record_that_cannot_be_read_is_one_sentence(
 def study(tmp_path_factory: pytest.TempPathFactory) -> Result:
     work = tmp_path_factory.mktemp("study")
     prepared(work)
-    return result_of(RunFolder(work / "runs" / "measured"))
+    return answer_of_run(RunFolder(work / "runs" / "measured"))
 
 
 def test_a_study_tells_the_live_settings_of_a_points_launch_alone(study: Result) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 import tuner
 from tests.support.studies import FormulaRunner, run_optimize
-from tuner.executors.local import SimulatedExecutor
+from tuner.executors.simulated_time import SimulatedExecutor
 from tuner.problem.from_job import baseline_of, read_baseline
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration

@@ -9,7 +9,7 @@ import pytest
 
 import tuner
 from tests.support.studies import LONG_JOB, METER, measured, problem_of_job, run_optimize
-from tuner.executors.local import SimulatedExecutor
+from tuner.executors.simulated_time import SimulatedExecutor
 from tuner.problem.run_folder import RunFolder
 from tuner.search.sampler import ParameterEncoding
 from tuner.search_spaces.configuration import Configuration

@@ -16,7 +16,7 @@ import pytest
 
 from tests.support.studies import LONG_JOB, FormulaRunner, run_optimize, run_replay, write_table
 from tuner.cli.main import main
-from tuner.executors.local import SimulatedExecutor
+from tuner.executors.simulated_time import SimulatedExecutor
 from tuner.problem.run_folder import RunFolder, list_runs
 from tuner.search_spaces.errors import InputError
 

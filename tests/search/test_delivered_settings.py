@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.studies import METER, measured, record, request
 from tuner.answer.posterior import Windows
-from tuner.answer.state import build_answer
+from tuner.answer.state import answer_of_study
 from tuner.models.surrogate.surrogates import Surrogates
 from tuner.problem.problem import ProbeCost, Problem
 from tuner.problem.study_spec import StudySpec
@@ -106,7 +106,7 @@ def problem() -> Problem:
 def test_the_answers_surrogates_learn_from_it(
     probe: ProbeRecord, fitted: list[list[Configuration]]
 ) -> None:
-    result = build_answer(StudySpec("d", None, problem()), [probe])
+    result = answer_of_study(StudySpec("d", None, problem()), [probe])
     assert fitted[-1] == [REQUESTED[0], REQUESTED[1], RAN]
     # The points are named by the settings to request again.
     assert {point.configuration for point in result.points} == set(REQUESTED)

@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.studies import probe_with
 from tuner.search.candidate_planner import CandidatePlanner
-from tuner.search.evidence import DOUBT, Observation, SlackLimits
+from tuner.search.evidence import DOUBT, Outcome, SlackLimits
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.space import Candidates
 from tuner.workload.records.probe import ProbeRecord
@@ -29,11 +29,11 @@ CONFIGURATIONS = grid((1, 8), LIMITS_W).configurations
 SLACK = SlackLimits(CONFIGURATIONS, np.repeat([0, 1], 5))
 
 
-def observed(candidate: int, power_W: float, rse: float = 0.0, time_s: float = 1.0) -> Observation:
-    return Observation(candidate, CONFIGURATIONS[candidate], time_s, power_W, rse, rse)
+def observed(candidate: int, power_W: float, rse: float = 0.0, time_s: float = 1.0) -> Outcome:
+    return Outcome(candidate, CONFIGURATIONS[candidate], time_s, power_W, rse, rse)
 
 
-def last(*measured: Observation) -> dict[int, float]:
+def last(*measured: Outcome) -> dict[int, float]:
     """Return the candidates that are probed last, with their chances."""
     chances = SLACK.chances(measured)
     return {int(i): float(chances[i]) for i in np.flatnonzero(chances < 1)}

@@ -12,7 +12,7 @@ from tests.support.studies import METER, record, request
 from tuner.cli.main import main
 from tuner.search_spaces.configuration import Settings
 from tuner.simulated.demo import PROBES, Pace
-from tuner.study.callbacks import Progress
+from tuner.study.events import Progress
 
 
 class Clock:

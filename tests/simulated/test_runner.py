@@ -12,7 +12,7 @@ import pytest
 from tests.support.studies import run_optimize as optimize
 from tuner.api import load_result
 from tuner.executors.base import ExecutorKind, Opening
-from tuner.executors.local import SimulatedExecutor
+from tuner.executors.simulated_time import SimulatedExecutor
 from tuner.models.analytic.model import AnalyticModel
 from tuner.search_spaces.cluster import Cluster, load_cluster
 from tuner.search_spaces.configuration import Configuration, Settings

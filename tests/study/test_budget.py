@@ -13,7 +13,8 @@ from tests.support.studies import record, request
 from tuner.problem.problem import ProbeCost
 from tuner.problem.settings import SearchSettings, StopReason, stop_sentence
 from tuner.search_spaces.configuration import Configuration, Settings
-from tuner.study.loop import Budget, CostEstimate, SearchStatus, _time_limits
+from tuner.study.budget import Budget, CostEstimate, SearchStatus
+from tuner.study.loop import _time_limits
 from tuner.workload.records.probe import Failure, ProbeRecord, WindowPolicy
 
 #: What a limit tells of the next probe.

@@ -8,9 +8,9 @@ import pytest
 
 from tests.support.studies import LONG_JOB, FormulaRunner, TalliedRunner, record, run_optimize
 from tuner.answer.choice import front_of
-from tuner.answer.posterior import Posterior, Windows
+from tuner.answer.posterior import LaunchPosterior, Windows
 from tuner.answer.state import points_of
-from tuner.executors.local import SimulatedExecutor
+from tuner.executors.simulated_time import SimulatedExecutor
 from tuner.problem.constraints import Constraints
 from tuner.search_spaces.configuration import Settings
 from tuner.study.rules import front_to_beat
@@ -46,10 +46,10 @@ def test_under_a_limit_of_power_every_window_is_measured_to_its_target(tmp_path:
 
 
 def test_what_the_front_reaches_is_of_one_step_and_of_the_upper_ends() -> None:
-    points = points_of(Posterior.of(Windows.of([record()])), 100)
+    points = points_of(LaunchPosterior.of(Windows.of([record()])), 100)
     front = front_of(points)
     ((step_time_s, energy_J),) = front_to_beat(Constraints(), front, 100)
-    assert step_time_s == pytest.approx(points[0].estimated.time_interval_s.high / 100)
+    assert step_time_s == pytest.approx(points[0].inferred.time_interval_s.high / 100)
     assert step_time_s > 0.5
     assert energy_J > 0.5 * 20.0
     # Steps at twice the batch are half as many, and each takes twice as much.
@@ -68,6 +68,6 @@ def test_what_the_front_reaches_is_of_one_step_and_of_the_upper_ends() -> None:
 def test_where_a_beaten_configuration_may_be_the_choice_there_is_no_front_to_beat(
     constraints: Constraints,
 ) -> None:
-    front = front_of(points_of(Posterior.of(Windows.of([record()])), 100))
+    front = front_of(points_of(LaunchPosterior.of(Windows.of([record()])), 100))
     assert front_to_beat(constraints, front, 100) == ()
     assert ProbeRequest("p0", Settings(data_parallel=1)).front == ()

@@ -18,7 +18,7 @@ from tests.support.studies import (
     run_replay,
     write_table,
 )
-from tuner.executors.local import SimulatedExecutor
+from tuner.executors.simulated_time import SimulatedExecutor
 from tuner.problem.constraints import Constraints
 from tuner.problem.run_folder import RunFolder, find_run, write_toml
 from tuner.search_spaces.cluster import load_cluster

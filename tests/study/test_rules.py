@@ -23,7 +23,7 @@ from tests.support.studies import (
     write_table,
 )
 from tuner.answer.state import StudyState
-from tuner.executors.local import SimulatedExecutor
+from tuner.executors.simulated_time import SimulatedExecutor
 from tuner.problem.constraints import Constraints
 from tuner.problem.settings import SearchSettings, StopReason, stop_sentence
 from tuner.problem.study_spec import StudySpec

@@ -26,7 +26,8 @@ from tests.support.studies import (
 from tests.support.traces import TRACES
 from tuner.answer.choice import decide
 from tuner.answer.parts import Point
-from tuner.executors.local import InlineExecutor, SimulatedExecutor
+from tuner.executors.local import InlineExecutor
+from tuner.executors.simulated_time import SimulatedExecutor
 from tuner.pareto import hypervolume
 from tuner.problem.constraints import Constraints, Limits
 from tuner.search.candidate_planner import CandidatePlanner
@@ -112,7 +113,7 @@ def test_the_baseline_is_measured_first_and_savings_are_told_against_it(table, o
     assert result.baseline is not None
     # The first launch of the table at its highest speed: what a device does when left alone.
     assert result.baseline.configuration.key == "shape=1 | speed=5"
-    before, after = result.baseline.estimated, result.best.estimated
+    before, after = result.baseline.inferred, result.best.inferred
     saved_kJ = before.energy_to_solution_kJ - after.energy_to_solution_kJ
     assert saved_kJ > 0
     assert result.spent.payback_steps == pytest.approx(1000 * result.spent.energy_kJ / saved_kJ)

@@ -15,7 +15,7 @@ from tuner.answer.parts import as_json
 from tuner.dashboard.server import note
 from tuner.display.progress import EventLines, metrics_of
 from tuner.display.text import record_lines, summary_lines
-from tuner.executors.local import SimulatedExecutor
+from tuner.executors.simulated_time import SimulatedExecutor
 from tuner.problem.constraints import Constraints
 from tuner.problem.settings import SearchSettings, energy_not_repaid, stop_sentence
 from tuner.search_spaces.cluster import load_device

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from tests.support.studies import LONG_JOB, FormulaRunner, run_optimize
-from tuner.executors.local import SimulatedExecutor
+from tuner.executors.simulated_time import SimulatedExecutor
 from tuner.problem.run_folder import RunFolder
 from tuner.result import Result
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.space import SearchSpace
-from tuner.study.load import result_of
+from tuner.study.load import answer_of_run
 from tuner.workload.records.probe import Failure, ProbeRecord, ProbeRequest, UnappliedSetting
 from tuner.workload.records.trace import read_trace
 
@@ -85,7 +85,7 @@ def test_a_study_that_continues_does_not_try_the_clock_again(tmp_path: Path) -> 
     searched(tmp_path, Refusing(), max_probes=3)
     result = searched(tmp_path, Refusing(), max_probes=8)
     assert len([record for record in records_of(tmp_path) if record.missed]) == 1
-    again = result_of(RunFolder(tmp_path / "study"))
+    again = answer_of_run(RunFolder(tmp_path / "study"))
     assert [p.configuration for p in again.points] == [p.configuration for p in result.points]
     assert not any("clock_MHz" in p.configuration.live for p in again.predicted)
 

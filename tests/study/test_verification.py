@@ -18,7 +18,7 @@ from tests.support.studies import (
     run_replay,
     write_table,
 )
-from tuner.executors.local import SimulatedExecutor
+from tuner.executors.simulated_time import SimulatedExecutor
 from tuner.search_spaces.configuration import Configuration
 from tuner.study.session import SPOILED
 from tuner.workload.records.probe import Failure, ProbeRecord, ProbeRequest, Runner

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from tests.twin import TwinNode
 from tuner.workload.node.clocks import guard
-from tuner.workload.node.clocks.guard_client import NAME
+from tuner.workload.node.clocks.own_guard import NAME
 
 
 def installed_guard(node: TwinNode) -> Path:

@@ -10,7 +10,7 @@ from typing import Any
 
 import tuner
 from tests.support.entry_points import require_parts
-from tuner.executors.local import SimulatedExecutor
+from tuner.executors.simulated_time import SimulatedExecutor
 from tuner.problem import from_job
 from tuner.problem.constraints import Constraints
 from tuner.problem.job_request import JobRequest

@@ -10,14 +10,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from tuner.answer.choice import figures_of
 from tuner.answer.configuration_names import named_configurations
-from tuner.answer.judge import Judge, recommend
+from tuner.answer.judge import Judge, advise, evidence_of, recommend
 from tuner.answer.parts import (
+    AnotherChoice,
     Attainment,
     Choice,
     ComparesWithToday,
@@ -185,7 +189,7 @@ class Answer(ComparesWithToday):
         """
         named = {"recommended": self.recommended, "today": self.baseline, "best": self.best}
         if self.front_points:
-            figures = [point.estimated for point in self.front_points]
+            figures = [point.inferred for point in self.front_points]
             both = [(p.energy_to_solution_kJ, p.time_to_solution_s) for p in figures]
             named["knee"] = self.front_points[knee(both)]
         names = [word for word, point in named.items() if point is not None]
@@ -261,3 +265,51 @@ class Answer(ComparesWithToday):
         """False for a study of time alone."""
         failed = [record.meter for record in self.failures]
         return all(m.has_energy for m in (*(p.meter for p in self.points), *failed))
+
+
+def choose_again(answer: Answer, constraints: Constraints) -> AnotherChoice:
+    """Choose among the measured points; without constraints, the run's recommendation."""
+    baseline = answer.baseline
+    if constraints.given and constraints.need_energy and not answer.has_energy:
+        raise InputError(
+            f"run {answer.name!r} measured time alone; choose with --minimize time and no limit on "
+            "energy or power"
+        )
+    if constraints.max_slowdown is not None and baseline is None:
+        raise InputError(
+            f"the slowdown is relative to today, which run {answer.name!r} did not measure; "
+            "give a deadline instead"
+        )
+    if answer.length is None:
+        constraints.require_limits_of_a_step()
+    limits = replace(constraints, baseline_time_s=answer.today_s)
+    own = answer.judged
+    judge = own if not constraints.given else replace(own, constraints=limits)
+    best, choice = judge.choose()
+    if best is None:
+        raise InputError(f"run {answer.name!r} measured nothing, so there is nothing to choose")
+    if not constraints.given:
+        advised = advise(judge, best, met=choice.met).point
+        if advised.configuration != best.configuration:
+            best, choice = advised, judge.choose([advised])[1]
+    energy, time = judge.differences(best) or (None, None)
+    return AnotherChoice(
+        answer.name,
+        answer.name_of(best),
+        best,
+        choice,
+        baseline,
+        evidence_of(judge, best),
+        judge.p_better(best) if judge.rival(best) else None,
+        energy,
+        time,
+        limits=limits.limits,
+        shrunk=judge.shrunk(best),
+        alone=choice.met and bool(limits.limits) and _alone(judge, best, limits),
+    )
+
+
+def _alone(judge: Judge, best: Point, constraints: Constraints) -> bool:
+    others = [p for p in judge.candidates if p.configuration != best.configuration]
+    worst = constraints.limits.worst_ratio(figures_of(others)) if others else ()
+    return not any(ratio <= 1 for ratio in np.broadcast_to(worst, len(others)))

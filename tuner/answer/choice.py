@@ -44,32 +44,32 @@ KJ_PER_KWH = 3600.0
 
 def energy_cost_of(point: Point, constraints: Constraints) -> float:
     """Return the price of the whole job's energy."""
-    return (constraints.price_per_kWh or 0.0) * point.estimated.energy_to_solution_kJ / KJ_PER_KWH
+    return (constraints.price_per_kWh or 0.0) * point.inferred.energy_to_solution_kJ / KJ_PER_KWH
 
 
 def cost_of(point: Point, constraints: Constraints) -> float:
     """Return the price of the whole job: its energy and the hours of each rank."""
-    hours = point.estimated.time_to_solution_s / 3600 * point.configuration.world_size
+    hours = point.inferred.time_to_solution_s / 3600 * point.configuration.world_size
     return energy_cost_of(point, constraints) + (constraints.price_per_gpu_hour or 0.0) * hours
 
 
 def carbon_g(point: Point, constraints: Constraints) -> float:
     """Return the grams of CO2 equivalent of the whole job's energy."""
     return (
-        (constraints.grid_gCO2_per_kWh or 0.0) * point.estimated.energy_to_solution_kJ / KJ_PER_KWH
+        (constraints.grid_gCO2_per_kWh or 0.0) * point.inferred.energy_to_solution_kJ / KJ_PER_KWH
     )
 
 
 def figures_of(points: Sequence[Point]) -> JobFigures:
-    """Return the figures of points that limits are on, (points,), as `Point.estimated`.
+    """Return the figures of points that limits are on, (points,), as `Point.inferred`.
 
     An unknown peak counts as infinite: without samples it cannot be shown that a limit is met.
     """
     peaks = [math.inf if point.peak_power_W is None else point.peak_power_W for point in points]
     return JobFigures(
-        np.array([point.estimated.energy_to_solution_kJ for point in points]),
-        np.array([point.estimated.time_to_solution_s for point in points]),
-        np.array([point.estimated.power_W for point in points]),
+        np.array([point.inferred.energy_to_solution_kJ for point in points]),
+        np.array([point.inferred.time_to_solution_s for point in points]),
+        np.array([point.inferred.power_W for point in points]),
         np.array(peaks),
         np.array([point.configuration.world_size for point in points]),
     )
@@ -139,7 +139,7 @@ _GOALS = {
 
 
 def _score(point: Point, constraints: Constraints) -> tuple[float, float]:
-    energy, time = point.estimated.energy_to_solution_kJ, point.estimated.time_to_solution_s
+    energy, time = point.inferred.energy_to_solution_kJ, point.inferred.time_to_solution_s
     if constraints.goal == "time":
         return time, energy
     cost = cost_of(point, constraints)
@@ -148,13 +148,13 @@ def _score(point: Point, constraints: Constraints) -> tuple[float, float]:
 
 
 def _knee_of(points: Sequence[Point]) -> Point:
-    figures = [point.estimated for point in points]
+    figures = [point.inferred for point in points]
     return points[knee([(p.energy_to_solution_kJ, p.time_to_solution_s) for p in figures])]
 
 
 def front_of(points: Sequence[Point]) -> tuple[Point, ...]:
     """Return the points that are non-dominated by their estimates, fastest first as measured."""
-    figures = [point.estimated for point in points]
+    figures = [point.inferred for point in points]
     energy = np.array([each.energy_to_solution_kJ for each in figures], dtype=float)
     time = np.array([each.time_to_solution_s for each in figures], dtype=float)
     kept = [point for point, on in zip(points, nondominated(energy, time), strict=True) if on]
@@ -311,7 +311,7 @@ def _needs(point: Point, constraints: Constraints, units: Units) -> str:
 
 def ratios_to(today: Point, point: Point) -> tuple[float, float]:
     """Return the estimated energy and time of a point over those of another."""
-    before, after = today.estimated, point.estimated
+    before, after = today.inferred, point.inferred
     return (
         after.energy_to_solution_kJ / before.energy_to_solution_kJ,
         after.time_to_solution_s / before.time_to_solution_s,

@@ -40,7 +40,7 @@ from tuner.answer.parts import (
     SearchCost,
     Shrunk,
 )
-from tuner.answer.posterior import DRAWS, Gain, Posterior
+from tuner.answer.posterior import DRAWS, Gain, LaunchPosterior
 from tuner.problem.constraints import OBJECTIVES, Constraints
 from tuner.search_spaces.configuration import Configuration
 from tuner.workload.node.measure.statistics import log_error
@@ -113,7 +113,7 @@ def differences_by_intervals(
 def _apart(point: Point, *, of_energy: bool) -> tuple[float, bool]:
     # How far, as a logarithm, the verdict's figure is from what was measured, and whether that is
     # outside its interval.
-    counts = point.estimated
+    counts = point.inferred
     measured, counted = point.time_to_solution_s, counts.time_to_solution_s
     low, high = point.time_interval_s
     if of_energy:
@@ -131,8 +131,9 @@ class Judge(ComparesWithToday):
     constraints: Constraints
     steps: int
     # of the points; None for predictions, which have intervals only.
-    posterior: Posterior | None = None
-    fresh: frozenset[int] = frozenset()
+    posterior: LaunchPosterior | None = None
+    # numbers of the launches that were made after the search, to verify.
+    verifying: frozenset[int] = frozenset()
     # configurations that failed when they were launched again.
     failed: frozenset[Configuration] = frozenset()
     # standard deviations of log time and log energy over the baseline's, of a plan.
@@ -179,7 +180,7 @@ class Judge(ComparesWithToday):
         # Without a baseline the limits state its time, and the deadline that follows.
         if limits.slowdown is not None and self.baseline is not None:
             slowdown = np.exp(self._drawn_slowdown(point))
-            time_s = slowdown * self.baseline.estimated.time_to_solution_s
+            time_s = slowdown * self.baseline.inferred.time_to_solution_s
         job = figures_of([point])._replace(
             energy_kJ=energy_kJ, time_s=time_s, power_W=np.exp(log_power)
         )
@@ -352,7 +353,7 @@ class Judge(ComparesWithToday):
         assert every is not None
         chosen_among = max(1, len(self.posterior.configurations) - 1)  # of one launch, too
         by_all = 1 - chosen_among * (1 - every.above(MARGIN - more))
-        fresh = self.posterior.by_launches(*pair, energy, time, only=self.fresh)
+        fresh = self.posterior.by_launches(*pair, energy, time, only=self.verifying)
         return max(by_all, fresh.above(MARGIN - more) if fresh is not None else 0.0, 0.0)
 
     def shrunk(self, point: Point) -> Shrunk | None:
@@ -384,7 +385,7 @@ class Judge(ComparesWithToday):
         either is unknown."""
         if self.baseline is None or not launch_kJ or not length:
             return None
-        return launch_kJ / self.baseline.estimated.energy_to_solution_kJ
+        return launch_kJ / self.baseline.inferred.energy_to_solution_kJ
 
     def more(self, point: Point, launch_share: float | None) -> FurtherLaunches | None:
         """Return the launches that are worth it to become sure of a point; None if none are.
@@ -398,7 +399,7 @@ class Judge(ComparesWithToday):
             return None
         assert self.posterior is not None
         training = 1 / launch_share if launch_share else LONG_TRAINING
-        fresh = self.launches_of(point) & self.fresh
+        fresh = self.launches_of(point) & self.verifying
         if self.p_better(point) >= ENOUGH:
             worth_one = not fresh and OUTLIERS * gain.mean * training > 1
             return FurtherLaunches(1, of_baseline=False) if worth_one else None
@@ -406,7 +407,7 @@ class Judge(ComparesWithToday):
         spread = self.posterior.launch_sd(energy, time) ** 2
         mean, sd = gain.mean, gain.sd
         best, worth = 0, 0.0
-        for k in range(1, MOST_LAUNCHES - len(self.fresh) + 1):
+        for k in range(1, MOST_LAUNCHES - len(self.verifying) + 1):
             left = 1 / (1 / sd**2 + k / (4 * spread))  # variance that remains: half of each
             moves = math.sqrt(max(sd**2 - left, 1e-14))
             z = (mean - MARGIN - float(NORMAL.inv_cdf(SURE)) * math.sqrt(left)) / moves
@@ -448,7 +449,7 @@ def evidence_of(judge: Judge, point: Point) -> Evidence:
         return Evidence.PREDICTED
     if judge.baseline is None:
         return Evidence.NO_BASELINE
-    return Evidence.VERIFIED if judge.launches_of(point) & judge.fresh else Evidence.MEASURED
+    return Evidence.VERIFIED if judge.launches_of(point) & judge.verifying else Evidence.MEASURED
 
 
 def is_promising(judge: Judge, point: Point, launch_share: float | None = None) -> bool:

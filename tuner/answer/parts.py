@@ -204,7 +204,7 @@ class Point:
         )
 
     @property
-    def estimated(self) -> Estimate | Point:
+    def inferred(self) -> Estimate | Point:
         """The figures that choices and verdicts stand on."""
         return self.estimate or self
 
@@ -443,7 +443,7 @@ class ComparesWithToday:
     @property
     def today_s(self) -> float | None:
         """Seconds of the training as it runs today; None if it was not measured."""
-        return next((point.estimated.time_to_solution_s for point in self.compared), None)
+        return next((point.inferred.time_to_solution_s for point in self.compared), None)
 
 
 @dataclass(frozen=True)

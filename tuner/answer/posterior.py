@@ -32,7 +32,7 @@ from tuner.search_spaces.errors import InputError
 from tuner.workload.node.measure.statistics import Z90
 from tuner.workload.records.probe import Basis, Measurement, MeterInfo, ProbeRecord
 
-# Posterior of one figure, log step time or log power; `Posterior` below joins both.
+# Posterior of one figure, log step time or log power; `LaunchPosterior` below joins both.
 
 
 @dataclass(frozen=True)
@@ -411,7 +411,7 @@ class Gain:
 
 
 @dataclass(frozen=True)
-class Posterior:
+class LaunchPosterior:
     """Posterior of log step time and log power of the measured configurations."""
 
     windows: Windows
@@ -420,7 +420,7 @@ class Posterior:
     _power: FigurePosterior = field(repr=False)
 
     @classmethod
-    def of(cls, windows: Windows, *, recorded: bool = False) -> Posterior:
+    def of(cls, windows: Windows, *, recorded: bool = False) -> LaunchPosterior:
         """Return the posterior; `recorded` windows repeat a recorded table without a spread."""
         configurations = list(windows.rows)
         cells, effects = Cells.of(windows, configurations), effect_labels(configurations)
@@ -612,7 +612,7 @@ GRID = 120
 
 
 def likely_unmeasured(
-    surrogates: Surrogates, unmeasured: Sequence[Configuration], figures: Posterior
+    surrogates: Surrogates, unmeasured: Sequence[Configuration], figures: LaunchPosterior
 ) -> list[Configuration]:
     """Return those unmeasured candidates that may be on the front, the hopeful ones first."""
     if not unmeasured:
@@ -636,7 +636,7 @@ def _behind(
 
 
 def draw(
-    figures: Posterior,
+    figures: LaunchPosterior,
     surrogates: Surrogates,
     unmeasured: Sequence[Configuration],
     seed: int,

@@ -1,4 +1,4 @@
-"""State of a study, computed once for each set of records, and its result."""
+"""State of a study, computed once for each set of records, and its answer."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tuner.answer.parts import (
     with_probabilities,
 )
 from tuner.answer.posterior import (
-    Posterior,
+    LaunchPosterior,
     Windows,
     attainment_of,
     draw,
@@ -39,6 +39,7 @@ from tuner.models.surrogate.features import FeatureMap
 from tuner.models.surrogate.surrogates import Surrogates
 from tuner.pareto import hypervolume, probability_nondominated, reference_point
 from tuner.problem.constraints import Constraints
+from tuner.problem.problem import in_job_steps, without_unsupported
 from tuner.problem.study_spec import StudySpec, parse_cluster, parse_job
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
@@ -64,14 +65,14 @@ class StudyState:
         return Windows.of(self.records)
 
     @cached_property
-    def posterior(self) -> Posterior | None:
+    def posterior(self) -> LaunchPosterior | None:
         """Posterior of the measured configurations; None if nothing was measured."""
         if not self.windows.measurements:
             return None
         unverified = self.spec.unverified
         # Figures that no launch would tell otherwise are their own, and are not shrunk.
         recorded = unverified is not None and unverified.kind in ("no_spread", "prediction")
-        return Posterior.of(self.windows, recorded=recorded)
+        return LaunchPosterior.of(self.windows, recorded=recorded)
 
     @cached_property
     def points(self) -> tuple[Point, ...]:
@@ -110,7 +111,7 @@ class StudyState:
     def constraints(self) -> Constraints:
         """The study's constraints, those relative to the baseline as absolute limits."""
         today = self.baseline
-        baseline_time_s = today.estimated.time_to_solution_s if today else None
+        baseline_time_s = today.inferred.time_to_solution_s if today else None
         return replace(self.spec.constraints, baseline_time_s=baseline_time_s)
 
     @cached_property
@@ -119,11 +120,11 @@ class StudyState:
         judge = Judge(self.points, self.baseline, self.constraints, self.spec.problem.steps)
         if self.points and self.points[0].source == "predicted":
             return replace(judge, ratio_sd=self._ratio_sd())
-        fresh = [i for i, r in enumerate(self.records) if r.request.purpose == "verify"]
+        verifying = [i for i, r in enumerate(self.records) if r.request.purpose == "verify"]
         return replace(
             judge,
             posterior=self.posterior,
-            fresh=frozenset(fresh),
+            verifying=frozenset(verifying),
             failed=failed_again(self.records),
         )
 
@@ -138,7 +139,9 @@ class StudyState:
         return {c: (float(t), float(e)) for c, t, e in zip(every, time, energy, strict=True)}
 
 
-def points_of(posterior: Posterior, steps: int, run_dir: Path | None = None) -> tuple[Point, ...]:
+def points_of(
+    posterior: LaunchPosterior, steps: int, run_dir: Path | None = None
+) -> tuple[Point, ...]:
     """Return the points of a posterior, with NaN as probability of the front."""
     points, windows, rows = [], posterior.windows, posterior.windows.rows
     time, power = posterior.log_time, posterior.log_power
@@ -236,7 +239,7 @@ def _spent(
     problem, records, energy_kJ = state.spec.problem, state.records, state.spent_kJ
     payback: float | None = None
     if best is not None and baseline is not None:
-        before, after = baseline.estimated, best.estimated
+        before, after = baseline.inferred, best.inferred
         saved_kJ = before.energy_to_solution_kJ - after.energy_to_solution_kJ
         if saved_kJ > 0:
             payback = energy_kJ / (saved_kJ / problem.steps)
@@ -262,7 +265,7 @@ class _Estimates:
     leave_one_out: LeaveOneOut | None
 
 
-def _estimates(state: StudyState, posterior: Posterior) -> _Estimates:
+def _estimates(state: StudyState, posterior: LaunchPosterior) -> _Estimates:
     problem, records, windows = state.spec.problem, state.records, state.windows
     surrogates = _fitted(state)
     tried = {c for record in records if not record.ok for c in record.request.configurations()}
@@ -296,8 +299,10 @@ def _about(state: StudyState, surrogates: Surrogates | None) -> dict[str, Any]:
     return about
 
 
-def build_answer(spec: StudySpec, records: Sequence[ProbeRecord]) -> Answer:
-    """Return the result of a study."""
+def answer_of_study(spec: StudySpec, records: Sequence[ProbeRecord]) -> Answer:
+    """Return the answer of a study, from everything that its probes measured."""
+    records = [in_job_steps(record, spec.problem.job) for record in records]
+    spec = replace(spec, problem=without_unsupported(spec.problem, records))
     problem, ended = spec.problem, spec.ended
     state = StudyState(spec, records)
     windows, posterior = state.windows, state.posterior

@@ -1,8 +1,8 @@
 """Socket of views: additions of an extra to the answer of a run, as lines and as files.
 
-A view is an object of a class derived from `View`, which overrides what it adds. Those of this
-package stand in the table of the socket; another distribution brings one by an entry point of the
-group `joulefront.views`.
+A view is an object of a class derived from `AnswerExtra`, which overrides what it adds. Those of
+this package stand in the table of the socket; another distribution brings one by an entry point of
+the group `joulefront.views`. (`tuner.display.view.View` is an answer with its figures as shown.)
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tuner.problem.run_folder import RunFolder
 
 
-class View:
+class AnswerExtra:
     """Base of views, which adds nothing.
 
     A class derived from it states the version of the protocol that it follows as `PROTOCOL`.
@@ -55,12 +55,12 @@ SOCKET = Socket(
 )
 
 
-class _PluginView(View):
+class _PluginView(AnswerExtra):
     """A view of another distribution, whose failures do not take the answer with them."""
 
     PROTOCOL = 1
 
-    def __init__(self, name: str, view: View) -> None:
+    def __init__(self, name: str, view: AnswerExtra) -> None:
         self._name, self._view = name, view
 
     def _lines(self, method: str, answer: Answer) -> list[str]:
@@ -90,7 +90,7 @@ class _PluginView(View):
             return answer
 
 
-def views() -> Sequence[View]:
+def views() -> Sequence[AnswerExtra]:
     """Return the views of this installation."""
     plugins = [_PluginView(name, view) for name, view in SOCKET.plugins.found.items()]
     return [*SOCKET.parts, *plugins]

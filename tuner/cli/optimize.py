@@ -12,8 +12,8 @@ from tuner.cli.options import (
     add_options,
     add_script,
     add_storage,
-    answer,
     made_of_options,
+    print_answer,
     progress,
     require_trust,
     script_of,
@@ -60,7 +60,7 @@ def _optimize(args: argparse.Namespace) -> int:
     if args.dry_run:
         preview = extra_module("tuner.doctor.dry_run", "tuner optimize --dry-run")
         described = preview.dry_run(request)
-        answer(args, described.to_json(), described.lines(), fit=False)
+        print_answer(args, described.to_json(), described.lines(), fit=False)
         return OK
     if args.executor != "simulated":
         starts = of_files(args.knobs, script.framework if script else None, args.job)
@@ -69,7 +69,7 @@ def _optimize(args: argparse.Namespace) -> int:
         result = search_for(request, progress=False, on_progress=on_progress)
     from tuner.display.text import answer_lines  # a command that fails needs none of it
 
-    answer(args, result.to_json(), ["", *answer_lines(result)])
+    print_answer(args, result.to_json(), ["", *answer_lines(result)])
     return exit_code(result)
 
 

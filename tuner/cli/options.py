@@ -29,7 +29,9 @@ Made = TypeVar("Made")
 OK, FAILED, BAD_INPUT, UNMET, INTERRUPTED = 0, 1, 2, 3, 130
 
 
-def answer(args: argparse.Namespace, data: Any, lines: Sequence[str], *, fit: bool = True) -> None:
+def print_answer(
+    args: argparse.Namespace, data: Any, lines: Sequence[str], *, fit: bool = True
+) -> None:
     """Print the answer: the data as JSON with --json (a list as "items"), else the lines.
 
     They are fitted to a terminal without breaking a word: a path stays whole. Lines of a shell,

@@ -9,9 +9,9 @@ from tuner.cli.options import (
     OK,
     UNMET,
     add_options,
-    answer,
     columns,
     made_of_options,
+    print_answer,
 )
 from tuner.cli.parser import Commands, add_shared
 from tuner.problem.constraints import Constraints
@@ -27,7 +27,7 @@ def _show(args: argparse.Namespace) -> int:
     if args.out:
         raise InputError("--out is for --html")
     result = load_result(args.run, runs_dir=args.runs_dir)
-    answer(args, result.to_json(), summary_lines(result))
+    print_answer(args, result.to_json(), summary_lines(result))
     return OK
 
 
@@ -44,7 +44,7 @@ def _write_page(args: argparse.Namespace) -> int:
     if not args.out:
         require_own(folder.path)
     path = report.write_report(result, Path(args.out or folder.report), records=records)
-    answer(args, {"report": str(path)}, [f"Report: {path}"])
+    print_answer(args, {"report": str(path)}, [f"Report: {path}"])
     return OK
 
 
@@ -53,7 +53,7 @@ def _choose(args: argparse.Namespace) -> int:
 
     result = load_result(args.run, runs_dir=args.runs_dir)
     chosen = result.choose(made_of_options(args, Constraints))
-    answer(args, chosen.to_json(), str(chosen).splitlines())
+    print_answer(args, chosen.to_json(), str(chosen).splitlines())
     return OK if chosen.met else UNMET
 
 
@@ -70,14 +70,14 @@ def _runs(args: argparse.Namespace) -> int:
             for e in entries
         ]
         lines = columns(rows) if entries else [f"no runs in {args.runs_dir}"]
-        answer(args, [vars(entry) for entry in entries], lines)
+        print_answer(args, [vars(entry) for entry in entries], lines)
         return OK
     if not args.run:
         raise InputError(f"name the runs: tuner runs {args.action} NAME ...")
     act = {"rm": remove_run, "stop": stop_run}[args.action]
     paths = [str(act(args.runs_dir, name)) for name in args.run]
     done = {"rm": "removed", "stop": "ends after the running probes:"}[args.action]
-    answer(args, {args.action: paths}, [f"{done} {path}" for path in paths])
+    print_answer(args, {args.action: paths}, [f"{done} {path}" for path in paths])
     return OK
 
 

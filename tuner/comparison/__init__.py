@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tuner.cli.options import OK, answer
+from tuner.cli.options import OK, print_answer
 from tuner.cli.parser import POINT, Commands, take_latest
 from tuner.search_spaces.errors import InputError, UnknownName
 
@@ -43,7 +43,7 @@ def _compare(args: argparse.Namespace) -> int:
 
     legend = settings_legend([comparison.a, comparison.b])
     lines = [*comparison.lines(), *([f"({legend})"] if legend else [])]
-    answer(args, comparison.to_json(), lines)
+    print_answer(args, comparison.to_json(), lines)
     return OK
 
 
@@ -61,7 +61,7 @@ def _compare_runs(args: argparse.Namespace, one: str, other: str) -> int:
             f"for the run, or two points: tuner compare {one} today {other}"
         )
     comparison = compare_runs(first, second)
-    answer(args, comparison.to_json(), comparison.lines())
+    print_answer(args, comparison.to_json(), comparison.lines())
     return OK
 
 
@@ -69,7 +69,7 @@ def _explain(args: argparse.Namespace) -> int:
     from tuner.api import load_result
 
     explanation = load_result(args.run, runs_dir=args.runs_dir).explain(args.at or args.point)
-    answer(args, explanation.to_json(), str(explanation).splitlines())
+    print_answer(args, explanation.to_json(), str(explanation).splitlines())
     return OK
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from tuner.answer.answer import Answer
 from tuner.answer.parts import Explanation, KnobEffect, Point, RelativeChange
-from tuner.answer.views import View
+from tuner.answer.views import AnswerExtra
 from tuner.formatting import ordered_knobs, varying_knobs
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.job import steps_a_job_step
@@ -135,8 +135,8 @@ LEFT = 0.1
 _GIB = 2**30
 
 
-class MicroBatchView(View):
-    """View of the largest micro-batch that was measured and may be called safe."""
+class MicroBatchView(AnswerExtra):
+    """AnswerExtra of the largest micro-batch that was measured and may be called safe."""
 
     PROTOCOL = 1
 

@@ -7,7 +7,7 @@ import secrets
 import sys
 from typing import Any
 
-from tuner.cli.options import OK, add_storage, answer
+from tuner.cli.options import OK, add_storage, print_answer
 from tuner.cli.parser import Commands, print_latest, take_latest
 from tuner.search_spaces.errors import InputError
 
@@ -39,7 +39,7 @@ def _dashboard(args: argparse.Namespace) -> int:
     lines = [f"{subject} at {page} (Ctrl-C ends it)"]
     if ".localhost:" in page:
         lines.append("A browser that does not find this host finds it as 127.0.0.1.")
-    answer(args, {"url": page, "run": subject}, lines)
+    print_answer(args, {"url": page, "run": subject}, lines)
     sys.stdout.flush()
     serve(storage, token=token, host=args.host, port=args.port)
     return OK

@@ -221,7 +221,7 @@ def refresh(run: RunFolder, storage: str | None = None) -> bool:
     """Publish a run's figures as of now; return False if it has no study or no probe."""
     import optuna
 
-    from tuner.study.load import result_of
+    from tuner.study.load import answer_of_run
     from tuner.study.recorder import open_storage
     from tuner.workload.records.trace import read_trace
 
@@ -230,7 +230,7 @@ def refresh(run: RunFolder, storage: str | None = None) -> bool:
     if run.name not in optuna.get_all_study_names(opened) or not run.trace.is_file():
         return False
     study = optuna.load_study(study_name=run.name, storage=opened)
-    publish(study, result_of(run), read_trace(run.trace).records)
+    publish(study, answer_of_run(run), read_trace(run.trace).records)
     return True
 
 

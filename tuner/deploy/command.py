@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TextIO, cast
 
-from tuner.cli.options import FAILED, INTERRUPTED, OK, UNMET, announcer, answer
+from tuner.cli.options import FAILED, INTERRUPTED, OK, UNMET, announcer, print_answer
 from tuner.cli.parser import Commands, add_shared
 from tuner.terminal import SafeStream, VisibleStream, raw_stream
 
@@ -56,7 +56,7 @@ def _apply(args: argparse.Namespace) -> int:
         **{"synthetic": bool(notice), "met": not unmet},
     }
     lines.append(f"Start it with: cd {shlex.quote(str(out))} && {start}")
-    answer(args, data, lines)
+    print_answer(args, data, lines)
     return UNMET if unmet else OK
 
 
@@ -83,7 +83,7 @@ def train_command(args: argparse.Namespace) -> int:
         announce=announcer(args, "tuner: "),
         output=cast(TextIO, stream(raw_stream(output), may_fail=True)),
     )
-    answer(args, done.to_json(), done.lines())
+    print_answer(args, done.to_json(), done.lines())
     if done.interrupted:
         return INTERRUPTED
     return OK if done.failure is None else FAILED

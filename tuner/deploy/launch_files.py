@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.answer.answer import Answer
-from tuner.answer.views import View
+from tuner.answer.views import AnswerExtra
 from tuner.deploy.script_program import HOOK_FOLDER, Program, on_cores, program_of
 from tuner.problem.run_folder import RunFolder
 from tuner.search_spaces.cluster import Cluster
@@ -511,8 +511,8 @@ def _readme(launch: Launch, script: Sequence[str], program: Program, names: Sequ
     )
 
 
-class FilesView(View):
-    """View that writes the report and the launch files of the choice."""
+class FilesView(AnswerExtra):
+    """AnswerExtra that writes the report and the launch files of the choice."""
 
     PROTOCOL = 1
 

@@ -232,7 +232,7 @@ def noise_lines(result: Answer) -> list[str]:
 
 def noise_sentence(shrunk: Shrunk, units: Units, today: Configuration | None) -> str:
     """Return why a measured figure counts as another one."""
-    point, counts = shrunk.point, shrunk.point.estimated
+    point, counts = shrunk.point, shrunk.point.inferred
     name = "today" if point.configuration == today else settings_text(point.configuration, today)
     if shrunk.of_energy:
         figures = point.energy_to_solution_kJ, counts.energy_to_solution_kJ
@@ -311,7 +311,7 @@ def evidence_sentence(result: Answer) -> str:
     if advice.action == "train":
         point = advice.point
     launches, of_today = (result.judged.launches_of(each) for each in (point, baseline))
-    fresh = len(launches & result.judged.fresh)
+    fresh = len(launches & result.judged.verifying)
     text = f"Rests on {_count(len(launches))} of it"
     text += f", {fresh} of them after it was chosen," if fresh else ""
     text += f" and {len(of_today)} of today"

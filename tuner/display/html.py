@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from tuner.answer.another_choice import choose
-from tuner.answer.answer import Answer
+from tuner.answer.answer import Answer, choose_again
 from tuner.answer.choice import as_shown, best_of, carbon_g, cost_of, figures_of, front_of
 from tuner.answer.parts import Explanation, Point
 from tuner.display.advice import details, evidence_sentence, headline
@@ -88,16 +87,14 @@ def choice_grid(result: Answer, units: Units) -> ChoiceGrid | None:
         return None
     shown = [*front, *result.compared]
     own = result.limits
-    deadlines_s = _values([p.estimated.time_to_solution_s for p in shown], units.s, own.deadline_s)
-    budgets_kJ = _values(
-        [p.estimated.energy_to_solution_kJ for p in shown], units.kJ, own.budget_kJ
-    )
+    deadlines_s = _values([p.inferred.time_to_solution_s for p in shown], units.s, own.deadline_s)
+    budgets_kJ = _values([p.inferred.energy_to_solution_kJ for p in shown], units.kJ, own.budget_kJ)
     points: list[Point] = []
     figures = figures_of(judge.candidates)
 
     def cell(deadline_s: float | None, budget_kJ: float | None) -> tuple[int, bool]:
         if deadline_s is None and budget_kJ is None:
-            point, met = choose(result, Constraints()).point, True
+            point, met = choose_again(result, Constraints()).point, True
         else:
             limits = Constraints(deadline_s=deadline_s, budget_kJ=budget_kJ)
             best = best_of(judge.candidates, limits, result.baseline, judge.chance, figures)

@@ -22,7 +22,7 @@ from tuner.answer.parts import Point
 from tuner.formatting import Units, common_mark, counted, duration, label, number, short
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
-from tuner.study.callbacks import Progress
+from tuner.study.events import Progress
 from tuner.terminal import SafeStream, VisibleStream, raw_stream, visible
 from tuner.workload.records.probe import ProbeRecord, ProbeRequest
 

@@ -10,8 +10,7 @@ import math
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 
-from tuner.answer.another_choice import choose
-from tuner.answer.answer import Answer
+from tuner.answer.answer import Answer, choose_again
 from tuner.answer.judge import WORTH
 from tuner.answer.parts import AnotherChoice, Evidence, Explanation, Point
 from tuner.answer.views import SOCKET as VIEWS
@@ -286,10 +285,11 @@ def share_lines(title: str, parts: Mapping[str, float], unit: str) -> list[str]:
 def menu(result: Answer) -> list[tuple[str, Point]]:
     """Return the fastest point, the knee and the least energy, each point once with its names."""
     if not result.has_energy:
-        return [("fastest", choose(result, Constraints(objective="time")).point)]
+        return [("fastest", choose_again(result, Constraints(objective="time")).point)]
     fastest = min(result.points, key=lambda p: (p.time_to_solution_s, p.energy_to_solution_kJ))
     knee, least = (
-        choose(result, Constraints(objective=objective)).point for objective in ("knee", "energy")
+        choose_again(result, Constraints(objective=objective)).point
+        for objective in ("knee", "energy")
     )
     named: dict[Configuration, tuple[list[str], Point]] = {}
     for name, point in (("fastest", fastest), ("knee", knee), ("least energy", least)):

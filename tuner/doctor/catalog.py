@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from tuner.cli.options import OK, answer, columns
+from tuner.cli.options import OK, columns, print_answer
 from tuner.cli.parser import Commands
 from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.search_spaces.plugins import install_command
@@ -147,7 +147,7 @@ KINDS = {
 
 def _list(args: argparse.Namespace) -> int:
     if args.what is None:
-        answer(args, list(KINDS), [f"tuner list {what}" for what in KINDS])
+        print_answer(args, list(KINDS), [f"tuner list {what}" for what in KINDS])
         return OK
     listing, has_fields = KINDS[args.what]
     data, lines = listing(args.name)
@@ -156,7 +156,7 @@ def _list(args: argparse.Namespace) -> int:
         lines = columns(
             [(key, v if isinstance(v, str) else json.dumps(v, default=str)) for key, v in fields]
         )
-    answer(args, data, lines)
+    print_answer(args, data, lines)
     return OK
 
 
@@ -172,7 +172,7 @@ def _completion(args: argparse.Namespace) -> int:
     parser = command_parser()
     _complete_runs(parser)
     script = shtab.complete(parser, args.shell, preamble=_RUN_NAMES[args.shell])
-    answer(args, {"shell": args.shell, "script": script}, [script], fit=False)
+    print_answer(args, {"shell": args.shell, "script": script}, [script], fit=False)
     return OK
 
 

@@ -15,8 +15,8 @@ from tuner.cli.options import (
     add_quantity,
     add_script,
     announcer,
-    answer,
     job_of_words,
+    print_answer,
     require_trust,
     script_of,
 )
@@ -95,7 +95,7 @@ def _probe(args: argparse.Namespace) -> int:
         writer.append(record)
     from tuner.display.text import record_lines
 
-    answer(args, record.to_json(), [*record_lines(record), f"record: {writer.path}"])
+    print_answer(args, record.to_json(), [*record_lines(record), f"record: {writer.path}"])
     return OK if record.ok else FAILED
 
 
@@ -219,14 +219,14 @@ def _doctor(args: argparse.Namespace) -> int:
 
         with own_meter(args.meter):
             seen = kind_named("ray").survey(args.ray, device_kind=args.device_kind)
-        answer(args, seen.to_json(), seen.lines())
+        print_answer(args, seen.to_json(), seen.lines())
         return OK if seen.cluster is not None else FAILED
     from tuner.workload.node.facts import inspect_node
     from tuner.workload.node.meters.base import own_meter
 
     with own_meter(args.meter):
         facts = inspect_node(imports=not args.brief)
-    answer(args, facts.to_json(), node_lines(facts, verbose=args.verbose))
+    print_answer(args, facts.to_json(), node_lines(facts, verbose=args.verbose))
     return OK if facts.ready or args.brief else FAILED
 
 
@@ -256,7 +256,7 @@ def _check(args: argparse.Namespace) -> int:
         **{"framework": driver.name, "version": found.version, "found": list(found.found)},
         **{"gone": list(found.gone), "files": [str(path) for path in found.files]},
     }
-    answer(args, data, lines)
+    print_answer(args, data, lines)
     return 1 if found.gone else OK
 
 

@@ -14,7 +14,7 @@ from tuner.problem.problem import Problem
 from tuner.problem.run_folder import RunFolder, new_name
 from tuner.problem.settings import SearchSettings
 from tuner.search_spaces.knobs import KNOBS
-from tuner.study.callbacks import Notify
+from tuner.study.events import Notify
 from tuner.study.forecast import SearchForecast, forecast
 from tuner.study.request import StudyRequest
 from tuner.workload.records.probe import Basis

@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from tuner.cli.options import OK, add_options, answer, made_of_options
+from tuner.cli.options import OK, add_options, made_of_options, print_answer
 from tuner.cli.parser import Commands, add_shared
 from tuner.exchange.csv_import import CsvOptions
 from tuner.search_spaces.errors import InputError, UnknownName
@@ -26,7 +26,7 @@ def _import(args: argparse.Namespace) -> int:
         name=args.name,
         runs_dir=args.runs_dir,
     )
-    answer(args, {**result.to_json(), "read": read}, [read, *summary_lines(result)])
+    print_answer(args, {**result.to_json(), "read": read}, [read, *summary_lines(result)])
     return OK
 
 
@@ -36,7 +36,7 @@ def _export(args: argparse.Namespace) -> int:
     from tuner.display.export import write_csv
     from tuner.exchange.archive import REDACTION, redacted_copy, write_zip
     from tuner.problem.run_folder import find_run
-    from tuner.study.load import result_of
+    from tuner.study.load import answer_of_run
 
     kind = Path(args.to).suffix.lower().removeprefix(".")
     if kind in ("csv", "zip"):
@@ -55,14 +55,14 @@ def _export(args: argparse.Namespace) -> int:
             f"sha256      {data['sha256']}",
             f"open it     tuner show {shlex.quote(data['out'])}",
         ]
-        answer(args, data, lines)
+        print_answer(args, data, lines)
         return OK
     out = args.out
     if args.redact:
         out = out or f"{run.name}-redacted.csv"
     with redacted_copy(run) if args.redact else nullcontext(run) as source:
-        data["out"] = str(write_csv(result_of(source), out))
-    answer(args, data, [f"csv: {data['out']}"])
+        data["out"] = str(write_csv(answer_of_run(source), out))
+    print_answer(args, data, [f"csv: {data['out']}"])
     return OK
 
 

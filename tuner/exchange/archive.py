@@ -27,7 +27,7 @@ from tuner.search_spaces.data_files import write_toml
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.fields import strict_json
 from tuner.search_spaces.safe_files import TemporaryFolder, archive_of, require_own, write_bytes
-from tuner.study.load import result_of
+from tuner.study.load import answer_of_run
 from tuner.workload.records.trace import read_trace
 from tuner.workload.scripts.launchers import LAUNCHER_WORDS
 from tuner.workload.scripts.secrets import KNOWN_TOKEN, SECRET_WORD, is_public
@@ -202,7 +202,7 @@ def write_zip(run: RunFolder, out: Path | None = None, *, redact: bool = False) 
     members = dict(_files(run, _redactor_of(run) if redact else None))
     with _copied(members, run.name) as copy:
         records = copy.records()
-        members["report.html"] = render_report(result_of(copy), records=records).encode()
+        members["report.html"] = render_report(answer_of_run(copy), records=records).encode()
     if out.parent.resolve().is_relative_to(run.path.resolve()):
         require_own(run.path)
     buffer = io.BytesIO()

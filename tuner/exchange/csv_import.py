@@ -278,10 +278,10 @@ def front_of_csv(
     `baseline` is KNOB=VALUE of the configuration in use today. An InputError says which file cannot
     be read, or which column is not there.
     """
-    from tuner.api import result_of_answer, shown_in
-    from tuner.study.load import result_of
+    from tuner.api import result_of_answer, writer_in
+    from tuner.study.load import answer_of_run
 
     run, read = import_runs(paths, options, baseline, name, runs_dir)
-    show = shown_in(run)
+    show = writer_in(run)
     assert show is not None
-    return result_of_answer(show(result_of(run), run.records())), read
+    return result_of_answer(show(answer_of_run(run), run.records())), read

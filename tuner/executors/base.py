@@ -57,7 +57,7 @@ class Executor(Protocol):
 
 
 class Node(Protocol):
-    """One node, this one (`tuner.executors.local.SharedRunner`), on which something may run."""
+    """One node, this one (`tuner.executors.local.ThisNode`), on which something may run."""
 
     def executor(
         self, job: TrainingJob, cluster: Cluster, *, run_dir: Path, announce: Announce

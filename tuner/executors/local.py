@@ -1,16 +1,14 @@
-"""Executors in this process: one probe at a time, or many on simulated time."""
+"""Executor of this process: one probe at a time."""
 
 from __future__ import annotations
 
-import hashlib
-import heapq
 import math
 import os
 import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,13 +26,10 @@ from tuner.workload.records.probe import (
     ProbeRecord,
     ProbeRequest,
     Runner,
-    extended,
 )
 from tuner.workload.records.trace import partial_record, save_partial
 
 if TYPE_CHECKING:
-    import numpy as np
-
     from tuner.workload.node.measure.stragglers import ForeignLoad
     from tuner.workload.node.runner import LocalRunner
 
@@ -151,7 +146,7 @@ def _others(load: ForeignLoad) -> str:
     return ", ".join(filter(None, [cores * load.on_cores, load.device]))
 
 
-class SharedRunner:
+class ThisNode:
     """One node, this one, whose fork server serves a script's inspection and its search alike.
 
     The runner is made by the first `runner`, and closed with the node unless an executor of
@@ -214,7 +209,7 @@ class Inline(ExecutorKind):
         return "processes of this machine, one probe at a time"
 
     def open(self, opening: Opening) -> Executor:
-        here = opening.node or SharedRunner()
+        here = opening.node or ThisNode()
         try:
             return here.executor(
                 opening.job, opening.cluster, run_dir=opening.run_dir, announce=opening.announce
@@ -225,83 +220,3 @@ class Inline(ExecutorKind):
 
 
 INLINE = Inline()
-
-
-@dataclass(order=True)
-class _Flight:
-    """A probe in flight: when its record ends, its number, when it began, and its record."""
-
-    end_s: float
-    number: int
-    began_s: float = field(compare=False)
-    record: ProbeRecord = field(compare=False)
-    next_settings: NextSettings | None = field(compare=False)
-
-
-def draws(seed: int, *names: str) -> np.random.Generator:
-    """Return the generator of the draws that have these names."""
-    import numpy as np  # a command whose options name the units of a table does not need it
-
-    text = "\n".join((str(seed), *names)).encode()
-    return np.random.default_rng(int.from_bytes(hashlib.sha256(text).digest()[:8], "big"))
-
-
-class SimulatedExecutor:
-    """Executor of many probes on simulated time, in one thread.
-
-    A probe's record is made when it is submitted and returned when the clock reaches its end,
-    `wall_s` later. Probes that end at the same instant are returned in the order of submission. An
-    extendable probe gets its next settings when the clock reaches the end of its list, and
-    continues there.
-    """
-
-    def __init__(self, runner: Runner, *, capacity: int = 1) -> None:
-        if capacity < 1:
-            raise InputError(f"in flight is {capacity}; it must be an integer of at least 1")
-        self._runner = runner
-        self._heap: list[_Flight] = []
-        self._submitted = 0
-        self._now_s = 0.0
-        self.meter = runner.meter
-        self.capacity = capacity
-
-    @property
-    def in_flight(self) -> int:
-        return len(self._heap)
-
-    def submit(self, request: ProbeRequest, next_settings: NextSettings | None = None) -> None:
-        self._submitted += 1
-        self._run(request, self._submitted, self._now_s, next_settings)
-
-    def _run(
-        self, request: ProbeRequest, number: int, began_s: float, next_settings: NextSettings | None
-    ) -> None:
-        record = run_safely(self._runner, request)
-        flight = _Flight(began_s + record.wall_s, number, began_s, record, next_settings)
-        heapq.heappush(self._heap, flight)
-
-    def wait(self, timeout_s: float | None = None) -> ProbeRecord | None:
-        """Advance the clock to the next end, or by `timeout_s` if nothing ends sooner."""
-        until_s = math.inf if timeout_s is None else self._now_s + timeout_s
-        while self._heap:
-            flight = self._heap[0]
-            if flight.end_s > until_s:
-                self._now_s = until_s
-                return None
-            self._now_s = flight.end_s
-            # It stays in flight while its next settings are chosen.
-            longer = None
-            if flight.record.request.extendable and flight.next_settings is not None:
-                longer = extended(flight.record, flight.next_settings)
-            heapq.heappop(self._heap)
-            if longer is None:
-                return flight.record
-            self._run(longer, flight.number, flight.began_s, flight.next_settings)
-        return None
-
-    def now_s(self) -> float:
-        return self._now_s
-
-    def close(self) -> None:
-        self._heap.clear()
-        self._runner.close()

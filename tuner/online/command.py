@@ -8,7 +8,7 @@ from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
-from tuner.cli.options import announcer, answer, made_of_options, require_trust
+from tuner.cli.options import announcer, made_of_options, print_answer, require_trust
 from tuner.cli.run import OF_TUNING
 from tuner.formatting import duration, energy_text, label, right_aligned
 from tuner.online.request import TuningOutcome
@@ -63,7 +63,7 @@ def tune_command(args: argparse.Namespace) -> int:
             output=output,
             ignored=args.ignored_signals,
         )
-    answer(args, tuning_json(done), tuning_lines(done))
+    print_answer(args, tuning_json(done), tuning_lines(done))
     return end_as(done.exit_code)
 
 

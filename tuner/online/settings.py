@@ -30,7 +30,7 @@ from tuner.search_spaces.job import steps_a_job_step
 from tuner.search_spaces.knob_declarations import Knob
 from tuner.search_spaces.knobs import Value, by_stage, stage_values
 from tuner.search_spaces.safe_files import open_plain
-from tuner.study.load import result_of
+from tuner.study.load import answer_of_run
 from tuner.workload.node.clocks.base import Governor
 from tuner.workload.records.probe import SAME_CLOCK_MHZ, MeterInfo
 
@@ -242,7 +242,11 @@ def earlier_of(folder: Path, point: str = "recommended") -> EarlierMeasurements:
     if it holds nothing of use.
     """
     run = RunFolder(folder)
-    return of_study(result_of(run), point) if run.read_study() is not None else read_earlier(folder)
+    return (
+        of_study(answer_of_run(run), point)
+        if run.read_study() is not None
+        else read_earlier(folder)
+    )
 
 
 def read_earlier(folder: Path) -> EarlierMeasurements:

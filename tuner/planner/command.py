@@ -11,9 +11,9 @@ from tuner.cli.options import (
     OK,
     UNMET,
     add_options,
-    answer,
     given_options,
     made_of_options,
+    print_answer,
     progress,
 )
 from tuner.cli.parser import Commands, add_shared
@@ -59,7 +59,7 @@ def _plan(args: argparse.Namespace) -> int:
     with progress(args) as on_progress:
         result = plan_for(request, progress=False, on_progress=on_progress)
     data = {**result.to_json(), "read": lines} if lines else result.to_json()
-    answer(args, data, [*lines, *answer_lines(result)])
+    print_answer(args, data, [*lines, *answer_lines(result)])
     return OK if result.choice.met else UNMET
 
 
@@ -138,7 +138,7 @@ def _fit(args: argparse.Namespace) -> int:
         windows["probed_on"] = parse_cluster(folder.read_study() or {})
     costs = forecast(prediction.job, prediction.cluster, prediction.configuration, **windows)
     data = {**costs.to_json(), **prediction.to_json(), "known_error": list(costs.known_error)}
-    answer(args, data, fit_lines(prediction, costs))
+    print_answer(args, data, fit_lines(prediction, costs))
     return OK if prediction.fits else UNMET
 
 

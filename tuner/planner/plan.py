@@ -30,7 +30,7 @@ from tuner.answer.parts import (
     SizeOfPlan,
 )
 from tuner.answer.posterior import attainment_of
-from tuner.api import receiver, request_of, result_of_answer, shown_in
+from tuner.api import receiver, request_of, result_of_answer, writer_in
 from tuner.models.analytic.constants import UNMODELLED, Constants
 from tuner.models.analytic.model import (
     AnalyticModel,
@@ -75,7 +75,7 @@ from tuner.search_spaces.model_facts import facts_of
 from tuner.search_spaces.safe_files import read_bytes, write_text
 from tuner.search_spaces.space import Candidates, SearchSpace, without_defaults
 from tuner.simulated.runner import simulated_meter
-from tuner.study.callbacks import Notify, Progress, Show
+from tuner.study.events import Notify, Progress, WriteFiles
 from tuner.study.load import load_spec
 from tuner.workload.records.probe import Basis
 
@@ -442,7 +442,7 @@ def _about(spec: StudySpec, table: PlanTable, cluster: Cluster) -> dict[str, Any
 
 
 def run_plan(
-    request: PlanRequest, show: Callable[[RunFolder], Show | None], notify: Notify
+    request: PlanRequest, show: Callable[[RunFolder], WriteFiles | None], notify: Notify
 ) -> Answer:
     """Make a plan, keep it in a run folder and return its result."""
     corrects, gpus = None, request.gpus
@@ -600,4 +600,4 @@ def plan_for(
 ) -> Result:
     """Return the plan of a request, as `plan` does of its arguments."""
     with receiver(progress, on_progress) as notify:
-        return result_of_answer(run_plan(request, lambda run: shown_in(run, report), notify))
+        return result_of_answer(run_plan(request, lambda run: writer_in(run, report), notify))

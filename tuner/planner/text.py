@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from tuner.answer.answer import Answer
 from tuner.answer.parts import PlanFacts
-from tuner.answer.views import View
+from tuner.answer.views import AnswerExtra
 from tuner.display.text import share_lines
 from tuner.display.view import figure_texts
 from tuner.formatting import (
@@ -319,8 +319,8 @@ def breakdown_lines(forecast: Forecast) -> list[str]:
     ]
 
 
-class PlanView(View):
-    """View of plans, which also reads their runs."""
+class PlanView(AnswerExtra):
+    """AnswerExtra of plans, which also reads their runs."""
 
     PROTOCOL = 1
     first_probes = staticmethod(probes_of_plan)

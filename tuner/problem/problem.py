@@ -40,25 +40,6 @@ from tuner.workload.records.probe import (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class GpuLaunch:
-    """Expected time and power of a launch on GPUs before its first measured step.
-
-    Attributes:
-        launch_s: of one rank, and `launch_each_s` more for each doubling of the ranks, seconds.
-        load_Bps: bytes per second at which a rank initializes its states: drawn and cast on the
-            device, and broadcast to the ranks that share them by DeepSpeed, at the speed of a
-            network link of 400 Gbit/s.
-        launch_power: power as a share of the configuration's own.
-    """
-
-    launch_s: float = 20.0
-    launch_each_s: float = 3.0
-    load_Bps: float = 50e9
-    launch_power: float = 0.35
-    warm_up_steps: int = 3
-
-
 @dataclass(frozen=True)
 class ProbeCost:
     """Predicted cost of probes.

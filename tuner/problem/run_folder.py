@@ -28,7 +28,8 @@ from typing import Any, Literal
 from tuner.search_spaces.data_files import parse_toml, write_toml
 from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName, reason
 from tuner.search_spaces.fields import names_a_file, plain_text
-from tuner.search_spaces.model_sizes import SOCKET as MODELS
+from tuner.search_spaces.model_sizes import READER
+from tuner.search_spaces.plugins import shipped_module
 from tuner.search_spaces.safe_files import (
     ARCHIVED,
     TemporaryFolder,
@@ -273,7 +274,7 @@ class RunFolder:
             return None
         except (OSError, ValueError, RecursionError) as error:
             raise InputError(f"cannot read {self.study_file}: {reason(error)}") from error
-        if (reader := MODELS.part("sizes")) is not None:
+        if (reader := shipped_module(READER)) is not None:
             reader.take_kept_counts(study)
         if (schema := study.get("schema")) != STUDY_SCHEMA:
             versions = study.get("versions")

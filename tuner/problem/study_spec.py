@@ -22,7 +22,8 @@ from tuner.search_spaces.data_files import plain
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.fields import read_fields
 from tuner.search_spaces.job import TrainingJob
-from tuner.search_spaces.model_sizes import SOCKET as MODELS
+from tuner.search_spaces.model_sizes import READER
+from tuner.search_spaces.plugins import shipped_module
 from tuner.search_spaces.space import SearchSpace, read_space
 from tuner.workload.records.probe import Basis
 from tuner.workload.scripts.script_job import ScriptJob
@@ -80,7 +81,7 @@ class StudySpec:
         )
 
     def _counts(self) -> dict[str, Any]:
-        reader, job = MODELS.part("sizes"), self.problem.job
+        reader, job = shipped_module(READER), self.problem.job
         return dict(reader.counts_to_keep(job)) if reader is not None and job is not None else {}
 
     def _end(self) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from tuner.cli.optimize import OF_SEARCH, add_study, exit_code
-from tuner.cli.options import answer, made_of_options, progress
+from tuner.cli.options import made_of_options, print_answer, progress
 from tuner.cli.parser import Commands
 from tuner.problem.constraints import Constraints
 from tuner.problem.settings import SearchSettings
@@ -32,7 +32,7 @@ def _replay(args: argparse.Namespace) -> int:
             on_progress=on_progress,
             **{name: getattr(args, name) for name in (*OF_SEARCH, "name")},
         )
-    answer(args, result.to_json(), ["", *answer_lines(result)])
+    print_answer(args, result.to_json(), ["", *answer_lines(result)])
     return exit_code(result)
 
 

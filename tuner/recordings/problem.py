@@ -7,8 +7,8 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from tuner.api import receiver, request_of, result_of_answer, shown_in
-from tuner.executors.local import SimulatedExecutor
+from tuner.api import receiver, request_of, result_of_answer, writer_in
+from tuner.executors.simulated_time import SimulatedExecutor
 from tuner.problem.constraints import Constraints, LimitOptions
 from tuner.problem.problem import (
     REAL_COST,
@@ -22,12 +22,13 @@ from tuner.problem.run_folder import RunFolder, is_archive, new_name, unpacked
 from tuner.problem.settings import SearchSettings
 from tuner.problem.study_spec import parse_cluster, parse_job
 from tuner.recordings.table import RecordedTable, load_table
+from tuner.search.planner import PlanningState, ProbePlan, ProbePlanner
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.data_files import plain
 from tuner.search_spaces.errors import InputError, check_integer
 from tuner.search_spaces.knobs import stage_values
 from tuner.search_spaces.space import Candidates
-from tuner.study.callbacks import Notify
+from tuner.study.events import Notify
 from tuner.study.request import StudyRequest
 
 if TYPE_CHECKING:
@@ -224,10 +225,29 @@ def replay(
             lambda announce: executor,
             replace(request, search=settings),
             run=run,
-            show=shown_in(run, report),
+            show=writer_in(run, report),
             notify=notify,
         )
         return result_of_answer(session.run())
+
+
+class RecordedOrder(ProbePlanner):
+    """Planner of the recorded probes, oldest first; a configuration is visited once.
+
+    It estimates nothing: a search ends with the recording, or at a limit.
+    """
+
+    def __init__(self, candidates: Candidates, probes: Sequence[Sequence[Configuration]]) -> None:
+        super().__init__(candidates)
+        self._probes = [[candidates.index_of(c) for c in probe] for probe in probes]
+
+    def plan(self, state: PlanningState) -> ProbePlan | None:
+        """Plan what is open of the next recorded probe; None at the end of the recording."""
+        closed = self._closed(self._observe(state))
+        for probe in self._probes:
+            if still_open := [index for index in dict.fromkeys(probe) if not closed[index]]:
+                return self._plan_of(still_open, "next in the recording")
+        return None
 
 
 def _in_recorded_order(
@@ -235,6 +255,4 @@ def _in_recorded_order(
 ) -> StudyRequest:
     if request.sampler is not None or request.try_first:
         raise InputError("recorded_order gives the order; leave sampler and try_first out")
-    from tuner.search.planner import RecordedOrder
-
     return replace(request, sampler=RecordedOrder(problem.candidates, runner.probes))

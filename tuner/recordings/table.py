@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from tuner.executors.local import draws
+from tuner.executors.simulated_time import draws
 from tuner.recordings.csv_files import (
     CsvFile,
     CsvRow,

@@ -71,7 +71,7 @@ _Cause = frozenset[tuple[int, Value | None]]
 
 
 @dataclass(frozen=True)
-class Observation:
+class Outcome:
     """One finished measurement: the candidate, the configuration that really ran, and figures.
 
     `power_capped` is True if the devices reported that their power limit slowed them down.
@@ -86,9 +86,7 @@ class Observation:
     power_capped: bool = False
 
     @classmethod
-    def of(
-        cls, candidate: int, configuration: Configuration, measurement: Measurement
-    ) -> Observation:
+    def of(cls, candidate: int, configuration: Configuration, measurement: Measurement) -> Outcome:
         """Return the observation of a window; models learn from the settings that were delivered,
         which may differ from the requested."""
         live = measurement.as_delivered
@@ -118,7 +116,7 @@ class Observations:
         self, candidates: Candidates, launch_of: np.ndarray, pending: Sequence[int] = ()
     ) -> None:
         self._candidates, self._launch_of, self.pending = candidates, launch_of, list(pending)
-        self.measured: list[Observation] = []
+        self.measured: list[Outcome] = []
         self.closed: set[int] = set()
         self.failed_launches: set[int] = set()
         self.peak_bytes: dict[int, float] = {}
@@ -171,7 +169,7 @@ class Observations:
         before = self.peak_bytes.get(launch, math.nan)
         self.peak_bytes[launch] = float(np.fmax(math.nan if peak is None else peak, before))
         configuration = self._candidates[candidate]
-        self.measured.append(Observation.of(candidate, configuration, measurement))
+        self.measured.append(Outcome.of(candidate, configuration, measurement))
 
     def _add_failure(self, failure: Failure, launch: int, unmeasured: list[int]) -> None:
         kind = failure.type
@@ -264,11 +262,11 @@ class SlackLimits:
         others = (_without(POWER_LIMIT, each.live) for each in configurations)
         self._curve = _numbered(zip(launch_of, others, strict=True))
 
-    def chances(self, measured: Sequence[Observation]) -> np.ndarray:
+    def chances(self, measured: Sequence[Outcome]) -> np.ndarray:
         """Return the probability that each candidate differs from the measured ones, (n,)."""
         chances, agreeing = np.ones(len(self._most_W)), 0
         last = np.zeros(len(chances), dtype=bool)
-        windows: dict[int, list[Observation]] = {}
+        windows: dict[int, list[Outcome]] = {}
         for one in measured:
             if math.isfinite(self._most_W[one.candidate]) and not one.power_capped:
                 windows.setdefault(int(self._curve[one.candidate]), []).append(one)
@@ -288,7 +286,7 @@ class SlackLimits:
         return chances
 
 
-def _differ(one: Observation, other: Observation) -> bool | None:
+def _differ(one: Outcome, other: Outcome) -> bool | None:
     time, power = one.step_time_s / other.step_time_s, one.power_W / other.power_W
     errors = np.array([(each.step_time_rse, each.power_rse) for each in (one, other)])
     error = np.where(np.isnan(errors), (TIME_NOISE, POWER_NOISE), np.maximum(errors, 1e-4))

@@ -134,22 +134,3 @@ class ProbePlanner(ABC):
 
     def _plan_of(self, members: Sequence[int], reason: str, **figures: Any) -> ProbePlan:
         return ProbePlan(tuple(self._configurations[i] for i in members), reason, **figures)
-
-
-class RecordedOrder(ProbePlanner):
-    """Planner of the recorded probes, oldest first; a configuration is visited once.
-
-    It estimates nothing: a search ends with the recording, or at a limit.
-    """
-
-    def __init__(self, candidates: Candidates, probes: Sequence[Sequence[Configuration]]) -> None:
-        super().__init__(candidates)
-        self._probes = [[candidates.index_of(c) for c in probe] for probe in probes]
-
-    def plan(self, state: PlanningState) -> ProbePlan | None:
-        """Plan what is open of the next recorded probe; None at the end of the recording."""
-        closed = self._closed(self._observe(state))
-        for probe in self._probes:
-            if still_open := [index for index in dict.fromkeys(probe) if not closed[index]]:
-                return self._plan_of(still_open, "next in the recording")
-        return None

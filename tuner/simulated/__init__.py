@@ -19,7 +19,7 @@ class Simulated(ExecutorKind):
         return "nothing: probes are predictions of the models"
 
     def open(self, opening: Opening) -> Executor:
-        from tuner.executors.local import SimulatedExecutor
+        from tuner.executors.simulated_time import SimulatedExecutor
         from tuner.simulated.runner import AS_PREDICTED, SimulatedRunner
 
         cluster = opening.cluster

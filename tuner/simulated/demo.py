@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from tuner.cli.options import OK, answer
+from tuner.cli.options import OK, print_answer
 from tuner.cli.parser import Commands, add_shared
 
 if TYPE_CHECKING:
-    from tuner.study.callbacks import Progress
+    from tuner.study.events import Progress
 
 #: What is played, and how long it takes, seconds.
 JOB, CLUSTER, PROBES, PLAYED_S = "opt-350m", "a100-8", 14, 20.0
@@ -102,7 +102,7 @@ def _demo(args: argparse.Namespace) -> int:
             progress=False,
             on_progress=on_progress,
         )
-    answer(args, result.to_json(), [f"{LABEL}.", "", *answer_lines(result)])
+    print_answer(args, result.to_json(), [f"{LABEL}.", "", *answer_lines(result)])
     return OK
 
 

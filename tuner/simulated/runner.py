@@ -14,16 +14,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tuner.executors.local import draws
+from tuner.executors.simulated_time import draws
 from tuner.models.analytic.model import AnalyticModel
 from tuner.models.prior import Prior
-from tuner.problem.problem import GpuLaunch
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import UnknownName
 from tuner.search_spaces.job import TrainingJob
 from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.rules import why_it_cannot_run
+from tuner.study.forecast import GpuLaunch
 from tuner.workload.records.probe import (
     Failure,
     Measurement,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tuner.formatting import counted, duration, energy_text, label
-from tuner.problem.problem import GpuLaunch, Problem
+from tuner.problem.problem import Problem
 from tuner.problem.settings import LEAST_LAUNCHES, SearchSettings
 
 #: Launches of a search on a space of the shipped ones until nothing is left that repays a probe,
@@ -22,6 +22,25 @@ USUAL_LAUNCHES, USUAL_PAIRS = 12, 3
 USUAL_VISITS = 2
 #: Share of a training's energy that tuning may save: a search cannot repay more than that.
 USUAL_SAVING = 0.2
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuLaunch:
+    """Expected time and power of a launch on GPUs before its first measured step.
+
+    Attributes:
+        launch_s: of one rank, and `launch_each_s` more for each doubling of the ranks, seconds.
+        load_Bps: bytes per second at which a rank initializes its states: drawn and cast on the
+            device, and broadcast to the ranks that share them by DeepSpeed, at the speed of a
+            network link of 400 Gbit/s.
+        launch_power: power as a share of the configuration's own.
+    """
+
+    launch_s: float = 20.0
+    launch_each_s: float = 3.0
+    load_Bps: float = 50e9
+    launch_power: float = 0.35
+    warm_up_steps: int = 3
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, cast
 
 from tuner.answer.answer import Answer
-from tuner.answer.state import build_answer
+from tuner.answer.state import answer_of_study
 from tuner.answer.views import view_named
 from tuner.problem.constraints import Constraints
 from tuner.problem.from_job import problem_of_job
-from tuner.problem.problem import Problem, Recording, in_job_steps, without_unsupported
+from tuner.problem.problem import Problem, Recording
 from tuner.problem.run_folder import RunFolder
 from tuner.problem.settings import (
     NO_VERDICTS,
@@ -46,8 +46,8 @@ _WHERE = "study.toml"
 MOST_ENUMERATED = 20_000
 
 
-def result_of(folder: RunFolder) -> Answer:
-    """Return the result of an existing run, from its folder alone."""
+def answer_of_run(folder: RunFolder) -> Answer:
+    """Return the answer of an existing run, from its folder alone."""
     if "plan" in (folder.read_study() or {}):
         result = view_named("plan").answer_of(folder)
     else:
@@ -174,10 +174,3 @@ def _stop_reason(section: Any) -> StopReason:
     except KeyError as error:
         raise InputError(f"a reason in {_WHERE} lacks the figure {error}") from error
     return reason
-
-
-def answer_of_study(spec: StudySpec, records: Sequence[ProbeRecord]) -> Answer:
-    """Return the result of a study, from everything that its probes measured."""
-    records = [in_job_steps(record, spec.problem.job) for record in records]
-    spec = replace(spec, problem=without_unsupported(spec.problem, records))
-    return build_answer(spec, records)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tuner.executors.base import Executor
-from tuner.executors.local import SharedRunner
+from tuner.executors.local import ThisNode
 from tuner.problem.constraints import Constraints, LimitOptions
 from tuner.problem.job_request import Given, JobRequest
 from tuner.problem.run_folder import RunFolder, new_name
@@ -27,7 +27,7 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, NothingToTry
 from tuner.search_spaces.fields import option
 from tuner.search_spaces.knob_declarations import Knob
-from tuner.study.callbacks import Notify, Progress
+from tuner.study.events import Notify, announcing
 from tuner.workload.records.probe import Announce, ProbeRecord, ProbeRequest
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.script_job import ScriptJob
@@ -186,7 +186,7 @@ class StudyRequest(JobRequest):
         return replace(self, cluster=cluster, executor=executor, search=search)
 
     def inspected_problem(
-        self, notify: Notify | None, node: SharedRunner | None = None
+        self, notify: Notify | None, node: ThisNode | None = None
     ) -> tuple[Problem, RunFolder, StudyRequest]:
         """Return the problem, the run folder and the request; a script is started once, on `node`
         if that is given."""
@@ -201,7 +201,7 @@ class StudyRequest(JobRequest):
             name = name or new_name(script.name, self.runs_dir)
             script, cluster = script.stating(self.baseline_words), cluster_of(self.cluster)
             run = RunFolder.named(self.runs_dir, name)
-            announce = _announcing(notify)
+            announce = announcing(notify)
             inspected = job_of_script(
                 script,
                 cluster,
@@ -262,7 +262,7 @@ class StudyRequest(JobRequest):
                     f"{named.device.name}"
                 )
             return named
-        announce = _announcing(notify)
+        announce = announcing(notify)
         seen = kind_named("ray").survey(
             self.ray_address, device_kind=self.device_kind, starts=starts, announce=announce
         )
@@ -302,10 +302,6 @@ class StudyRequest(JobRequest):
         )
 
 
-def _announcing(notify: Notify | None) -> Announce:
-    return lambda sentence: None if notify is None else notify(Progress("note", None, sentence))
-
-
 def device_elsewhere(cluster: Cluster | str) -> str | None:
     """Return the cluster's kind of device if this machine has another kind, else None."""
     if cluster == "auto":
@@ -327,6 +323,20 @@ def _as_prediction(problem: Problem) -> Problem:
     return replace(problem, notes=(*errors, *problem.notes), predicts=True)
 
 
+@dataclass(frozen=True)
+class _Look:
+    """What every launch of a first look at a script is told.
+
+    Attributes:
+        adds_knobs: knobs of torch that may matter are added to those of the job.
+    """
+
+    cluster: Cluster
+    run: RunFolder
+    announce: Announce
+    adds_knobs: bool
+
+
 def job_of_script(
     script: Script,
     cluster: Cluster,
@@ -334,7 +344,7 @@ def job_of_script(
     *,
     address: str | None,
     announce: Announce,
-    node: SharedRunner | None = None,
+    node: ThisNode | None = None,
     limit_s: float | None = None,
     require_length: Callable[[], None] = lambda: None,
     adds_knobs: bool = False,
@@ -350,16 +360,17 @@ def job_of_script(
     from tuner.problem.study_spec import parse_script
 
     with ExitStack() as ends:
-        here = node or ends.enter_context(closing(SharedRunner()))
+        here = node or ends.enter_context(closing(ThisNode()))
         launched_here = partial(
             _launched_here, node=here, cluster=cluster, run=run, announce=announce, limit_s=limit_s
         )
-        before, told = parse_script(run.read_study() or {}), (cluster, run, announce, adds_knobs)
+        before = parse_script(run.read_study() or {})
+        look = _Look(cluster, run, announce, adds_knobs)
         if address is None and script.observable and (before is None or before.line):
-            job = _observed_here(script, before, launched_here, require_length, *told)
+            job = _observed_here(script, before, launched_here, require_length, look)
             if job is not None:
                 return job
-        return _inspected(script, before, launched_here, address, *told)
+        return _inspected(script, before, launched_here, address, look)
 
 
 def _observed_here(
@@ -367,10 +378,7 @@ def _observed_here(
     before: ScriptJob | None,
     launched_here: Callable[..., RunProbe],
     require_length: Callable[[], None],
-    cluster: Cluster,
-    run: RunFolder,
-    announce: Announce,
-    adds_knobs: bool,
+    look: _Look,
 ) -> ScriptJob | None:
     """Return the job of a command that is started as it stands; None if it has to be inspected."""
     from tuner.workload.scripts.inspection import announce_today, blank_job
@@ -378,23 +386,25 @@ def _observed_here(
 
     script.require_startable()
     if before is not None and (again := before.observed_again(script)) is not None:
-        announce_today(again, announce)
+        announce_today(again, look.announce)
         return again
     run_probe = launched_here(job_to_observe(script), ahead=script.probable_imports)
-    seen = observe_script(script, run_probe, folder=run.path, announce=announce, cluster=cluster)
+    seen = observe_script(
+        script, run_probe, folder=look.run.path, announce=look.announce, cluster=look.cluster
+    )
     if seen is None:
         return None
-    blank = blank_job(seen.script, cluster)
+    blank = blank_job(seen.script, look.cluster)
     if not (blank.steps or seen.facts.get("length")):
         require_length()
     with _importing("tuner.study.session"):
         return job_of_observed(
             seen,
             launched_here(replace(blank, as_it_stands=bool(seen.why_as_it_stands))),
-            cluster=cluster,
-            folder=run.path,
-            announce=announce,
-            adds_knobs=adds_knobs,
+            cluster=look.cluster,
+            folder=look.run.path,
+            announce=look.announce,
+            adds_knobs=look.adds_knobs,
         )
 
 
@@ -414,10 +424,7 @@ def _inspected(
     before: ScriptJob | None,
     launched_here: Callable[[ScriptJob], RunProbe],
     address: str | None,
-    cluster: Cluster,
-    run: RunFolder,
-    announce: Announce,
-    adds_knobs: bool,
+    look: _Look,
 ) -> ScriptJob:
     """Return the job of a script whose ranks are started one by one, here or on a Ray cluster."""
     from tuner.workload.scripts.inspection import (
@@ -428,26 +435,26 @@ def _inspected(
         ranks_today,
     )
 
-    nodes = _nodes(script, cluster, address)
+    nodes = _nodes(script, look.cluster, address)
     if before is not None:
-        ranks = nodes * ranks_today(script, cluster, nodes)
-        again = before.inspected_again(script, ranks, launcher_on(script, cluster))
+        ranks = nodes * ranks_today(script, look.cluster, nodes)
+        again = before.inspected_again(script, ranks, launcher_on(script, look.cluster))
         if again is not None:
-            announce_today(again, announce)
+            announce_today(again, look.announce)
             return again
-    blank = blank_job(script, cluster, nodes)
+    blank = blank_job(script, look.cluster, nodes)
     inspect = partial(
         inspect_script,
         script,
         blank,
-        cluster=cluster,
-        folder=run.path,
-        announce=announce,
-        adds_knobs=adds_knobs,
+        cluster=look.cluster,
+        folder=look.run.path,
+        announce=look.announce,
+        adds_knobs=look.adds_knobs,
     )
     if address is None:
         return inspect(launched_here(blank))
-    with _launched_on_cluster(blank, cluster, run, announce, address) as run_probe:
+    with _launched_on_cluster(blank, look.cluster, look.run, look.announce, address) as run_probe:
         return inspect(run_probe)
 
 
@@ -468,7 +475,7 @@ def _nodes(script: Script, cluster: Cluster, address: str | None) -> int:
 
 def _launched_here(
     imports_of: ScriptJob,
-    node: SharedRunner,
+    node: ThisNode,
     run: RunFolder,
     cluster: Cluster,
     announce: Announce,

@@ -133,7 +133,7 @@ def not_repaid(state: StudyState, plan: ProbePlan, cost_kJ: float) -> StopReason
     if not state.spec.problem.repays or plan.regret is None or not state.front:
         return None
     best, _ = state.judge.choose()
-    whole_kJ = (best or state.front[-1]).estimated.energy_to_solution_kJ
+    whole_kJ = (best or state.front[-1]).inferred.energy_to_solution_kJ
     return energy_not_repaid(plan.regret.saving * whole_kJ, cost_kJ)
 
 
@@ -218,7 +218,7 @@ def front_to_beat(
         return ()
     reached = [
         (each.time_interval_s.high / steps, 1000 * each.energy_interval_kJ.high / steps)
-        for each in (point.estimated for point in front)
+        for each in (point.inferred for point in front)
     ]
     return tuple(pair for pair in reached if all(map(math.isfinite, pair)))
 

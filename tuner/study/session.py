@@ -21,6 +21,7 @@ from threadpoolctl import threadpool_limits
 from tuner.answer.answer import Answer
 from tuner.answer.configuration_names import first_tries
 from tuner.answer.parts import Point
+from tuner.answer.state import answer_of_study
 from tuner.executors.base import Executor
 from tuner.formatting import varying_knobs
 from tuner.problem.constraints import Constraints
@@ -32,9 +33,9 @@ from tuner.search.candidate_planner import CandidatePlanner
 from tuner.search.planner import ProbePlanner
 from tuner.search.sampler import StockPlanner, check_stock
 from tuner.search_spaces.errors import InputError
-from tuner.study.callbacks import Notify, Progress, Show
+from tuner.study.events import Notify, WriteFiles, announcing
 from tuner.study.forecast import forecast
-from tuner.study.load import answer_of_study, read_end
+from tuner.study.load import read_end
 from tuner.study.loop import SearchLoop
 from tuner.study.recorder import StudyRecorder, open_storage, storage_name
 from tuner.study.request import StudyRequest
@@ -84,7 +85,7 @@ class Session:
         request: StudyRequest | None = None,
         *,
         run: RunFolder,
-        show: Show | None = None,
+        show: WriteFiles | None = None,
         notify: Notify | None = None,
     ) -> None:
         self._request = request = request or StudyRequest()
@@ -139,7 +140,7 @@ class Session:
         records = [compact(r) if r.request.purpose == "search" else r for r in records]
         # The study's parameters are those of the whole problem, whatever of it is still searched.
         searched = replace(spec, problem=without_unsupported(problem, records))
-        with closing(self._make_executor(self._announce)) as executor:
+        with closing(self._make_executor(announcing(self._notify))) as executor:
             _check_meter(executor, records, run)
             _check_knobs(executor.meter, problem)
             recorder = StudyRecorder(
@@ -225,9 +226,6 @@ class Session:
         records = read_trace(self._run.trace).records
         result = answer_of_study(self._spec, records)
         return result if self._show is None else self._show(result, records)
-
-    def _announce(self, sentence: str) -> None:
-        self._notify(Progress("note", None, sentence))
 
 
 def _verify(search: SearchLoop) -> NoVerdict | None:

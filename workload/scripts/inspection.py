@@ -27,7 +27,8 @@ from tuner.search_spaces.data_files import read_json_object
 from tuner.search_spaces.errors import LARGEST, InputError
 from tuner.search_spaces.job import Precision
 from tuner.search_spaces.knob_declarations import Knob
-from tuner.search_spaces.model_sizes import SOCKET as MODELS
+from tuner.search_spaces.model_sizes import READER
+from tuner.search_spaces.plugins import shipped_module
 from tuner.workload.hook import micro_batches
 from tuner.workload.records.probe import (
     FIRST_STEP_LIMIT_S,
@@ -470,7 +471,7 @@ def _model(script: Script, facts: Mapping[str, Any]) -> dict[str, Any]:
         given = Path(script.model_config)
         return read_json_object(given, f"model config {given}")
     carried = dict(facts.get("model", {}))
-    if (reader := MODELS.part("sizes")) is None:
+    if (reader := shipped_module(READER)) is None:
         return {}
     try:
         reader.facts_in(carried)

@@ -13,7 +13,7 @@ from textwrap import dedent
 
 import pytest
 
-from tuner.executors.local import SharedRunner
+from tuner.executors.local import ThisNode
 from tuner.problem.run_folder import RunFolder
 from tuner.search_spaces.errors import InputError
 from tuner.study.request import job_of_script
@@ -157,7 +157,7 @@ def of_train(
     (folder / "train.py").write_text(program)
     script, run = Script(command, cwd=folder), RunFolder.named(folder, "run")
     announce = announced.append
-    with closing(SharedRunner()) as node:
+    with closing(ThisNode()) as node:
         job = job_of_script(script, CLUSTER, run, address=None, announce=announce, node=node)
         runner = node.runner(job, CLUSTER, run_dir=run.path, announce=announce)
         # What starts whole commands imports nothing for ranks.

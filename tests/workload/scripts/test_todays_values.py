@@ -210,7 +210,7 @@ def test_without_a_launcher_one_process_is_started(tmp_path: Path) -> None:
 
 def test_an_answer_of_unknown_length_is_of_one_step(tmp_path: Path) -> None:
     from tests.support.results import small_result
-    from tuner.answer.another_choice import choose
+    from tuner.answer.answer import choose_again
     from tuner.display.text import answer_lines
 
     result = small_result()
@@ -225,5 +225,5 @@ def test_an_answer_of_unknown_length_is_of_one_step(tmp_path: Path) -> None:
     assert "--deadline" not in told
     assert unknown.to_json()["steps"] is None
     with pytest.raises(InputError, match="--deadline limits the whole training"):
-        choose(unknown, Constraints(deadline_s=60.0))
+        choose_again(unknown, Constraints(deadline_s=60.0))
     assert "/step" not in "\n".join(answer_lines(result))

@@ -11,7 +11,7 @@ from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError, InvalidValue, UnknownName
 from tuner.search_spaces.knobs import Value, stage_values
 from tuner.search_spaces.plugins import Socket
-from tuner.workload.node.clocks.guard_client import GuardError
+from tuner.workload.node.clocks.own_guard import GuardError
 
 #: Ways to set clocks: those of GPUs (`clock_backends`), and the governor of cores.
 SOCKET = Socket(

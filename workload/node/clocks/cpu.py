@@ -29,7 +29,7 @@ from tuner.workload.node.clocks.base import (
     require_settable,
     snapped,
 )
-from tuner.workload.node.clocks.guard_client import (
+from tuner.workload.node.clocks.own_guard import (
     READ_BACK,
     EarlierFile,
     Guard,

@@ -3,7 +3,7 @@
 Permission is found out before the first probe without a write to the GPU
 (`tuner.workload.node.clocks.clock_backends`). A request is snapped to the nearest supported value;
 `delivered` is what the device then runs at. Before the first change a guard process is given the
-earlier settings (`tuner.workload.node.clocks.guard_client`).
+earlier settings (`tuner.workload.node.clocks.own_guard`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from tuner.workload.node.clocks.clock_backends import (
     available_backends,
     earlier_lock,
 )
-from tuner.workload.node.clocks.guard_client import EarlierValues, Guard, GuardError, put_back
+from tuner.workload.node.clocks.own_guard import EarlierValues, Guard, GuardError, put_back
 from tuner.workload.node.meters.base import MeterError, over_devices
 from tuner.workload.node.meters.gpus import Gpu, clock_state, open_nvml, query, visible_gpus
 

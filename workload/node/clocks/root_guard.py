@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tuner.workload.node.clocks import guard, guard_client
+from tuner.workload.node.clocks import guard, own_guard
 from tuner.workload.node.clocks.clock_backends import (
     EARLIER,
     ClockBackend,
@@ -28,7 +28,7 @@ from tuner.workload.node.clocks.clock_backends import (
     connected,
     earlier_lock,
 )
-from tuner.workload.node.clocks.guard_client import END_S, GpuHeld
+from tuner.workload.node.clocks.own_guard import END_S, GpuHeld
 from tuner.workload.node.meters.gpus import Gpu, on_twin
 
 PROTOCOL = 1
@@ -235,7 +235,7 @@ class RootGuardNvml(NvmlProxy):
             if verb == "Reset":  # nothing of this search stands on a GPU that another holds
                 return
             if time.monotonic() > end_s:  # a guard that is about to end had its moment
-                raise GpuHeld(guard_client.why_held(uuid, guard_client.device_of(nvml, uuid)))
+                raise GpuHeld(own_guard.why_held(uuid, own_guard.device_of(nvml, uuid)))
             time.sleep(guard.WAIT_S)
         if "error" in reply:
             raise nvml.NVMLError(reply.get("nvml", nvml.NVML_ERROR_UNKNOWN))

@@ -28,7 +28,7 @@ from tuner.workload.node.clocks.base import (
     UnsupportedKnob,
 )
 from tuner.workload.node.clocks.governor import NvmlGovernor
-from tuner.workload.node.clocks.guard_client import EarlierValues, Guard, GuardError, put_back
+from tuner.workload.node.clocks.own_guard import EarlierValues, Guard, GuardError, put_back
 from tuner.workload.node.meters.base import MeterError
 from tuner.workload.node.platforms import platform_of
 from tuner.workload.node.platforms.cores import Cores

@@ -21,7 +21,7 @@ from tests.waiting import is_running, wait_until
 from tests.workload.node.clocks.governor_faults import unit
 from tests.workload.node.clocks.guard_caller import BEFORE, GPU, Caller, left_wrong, stands, started
 from tuner.search_spaces.configuration import Settings
-from tuner.workload.node.clocks import guard, guard_client, root_guard
+from tuner.workload.node.clocks import guard, own_guard, root_guard
 from tuner.workload.node.clocks.base import GovernorError
 from tuner.workload.node.clocks.governor import NvmlGovernor
 from tuner.workload.node.clocks.root_guard import GUARD_SOCKET
@@ -313,7 +313,7 @@ def test_a_user_cannot_pass_the_lock_off_as_anothers(
 ) -> None:
     """A process that calls itself a guard of another user's is named itself."""
     pynvml.nvmlInit()
-    path = guard_client.device_of(pynvml, GPU)
+    path = own_guard.device_of(pynvml, GPU)
     assert path is not None
     program = "import fcntl, sys, time; f = open(sys.argv[1]); fcntl.flock(f, fcntl.LOCK_EX)\n"
     program += "open('/proc/self/comm', 'w').write('guard:1'); print(flush=True); time.sleep(60)"
@@ -322,11 +322,11 @@ def test_a_user_cannot_pass_the_lock_off_as_anothers(
         assert holder.stdout is not None
         holder.stdout.readline()
         owners = {holder.pid: 4242, 1: 0}
-        monkeypatch.setattr(guard_client, "_uid", owners.__getitem__)
-        assert guard_client.holder(path) == f"process {holder.pid} of UID 4242"
+        monkeypatch.setattr(own_guard, "_uid", owners.__getitem__)
+        assert own_guard.holder(path) == f"process {holder.pid} of UID 4242"
         owners[holder.pid] = 0
-        assert guard_client.holder(path).startswith("process 1 of ")
+        assert own_guard.holder(path).startswith("process 1 of ")
     finally:
         holder.kill()
         holder.communicate()
-    assert guard_client.holder(path) == ""
+    assert own_guard.holder(path) == ""

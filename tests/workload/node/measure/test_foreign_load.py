@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tests.support.studies import METER, measured
-from tuner.answer.posterior import Posterior, Windows
+from tuner.answer.posterior import LaunchPosterior, Windows
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.workload.node.measure.stragglers import ForeignLoad
 from tuner.workload.records.probe import Measurement, ProbeRecord, ProbeRequest
@@ -53,7 +53,7 @@ def sure(loads: tuple[ForeignLoad, ForeignLoad]) -> float:
         for number, (time_s, load) in enumerate(zip((1.0, 0.25), loads, strict=True))
     ]
     today, faster = (record.request.configurations()[0] for record in records)
-    posterior = Posterior.of(Windows.of(records))
+    posterior = LaunchPosterior.of(Windows.of(records))
     return posterior.saving(faster, today, energy=0.0, time=1.0).above(0.0)
 
 

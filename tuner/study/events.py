@@ -1,4 +1,4 @@
-"""Events of a study while it is searched, and the receivers of these and of its result."""
+"""Events of a study while it is searched, and the receivers of these and of its answer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from tuner.workload.records.probe import MeterInfo, ProbeRecord, ProbeRequest
+from tuner.workload.records.probe import Announce, MeterInfo, ProbeRecord, ProbeRequest
 
 if TYPE_CHECKING:
     from tuner.answer.answer import Answer
@@ -47,5 +47,10 @@ class Progress:
 
 
 Notify = Callable[[Progress], None]
-#: Receiver of a result and its records, which returns the result with what it adds, such as files.
-Show = Callable[["Answer", Sequence[ProbeRecord]], "Answer"]
+#: Writer of files of an answer and its records, which returns the answer that names them.
+WriteFiles = Callable[["Answer", Sequence[ProbeRecord]], "Answer"]
+
+
+def announcing(notify: Notify | None) -> Announce:
+    """Return the receiver of sentences that passes them on as notes of a study."""
+    return lambda sentence: None if notify is None else notify(Progress("note", None, sentence))
