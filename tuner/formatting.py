@@ -224,29 +224,33 @@ def short(
     only = tuple(names or ())
     names = only or ordered_knobs([configuration])
     values = {name: configuration.get(name) for name in names}
-    if baseline is None or configuration == baseline:
+    first = differing_knobs(configuration, baseline)
+    if not first:
         text = short_name(values, names)
         return (
             " ".join(short_word(n, values[n]) for n in only) if text == "default" and only else text
         )
-    first = differing_knobs(configuration, baseline)
     words = [short_word(name, configuration.get(name)) for name in first]
     rest = short_name(values, [name for name in names if name not in first])
     return " ".join([*words, *([rest] if rest != "default" else [])]) or "default"
 
 
-def differing_knobs(configuration: Configuration, baseline: Configuration) -> tuple[str, ...]:
-    """Return the knobs in which two configurations differ, in order."""
+def differing_knobs(
+    configuration: Configuration, baseline: Configuration | None
+) -> tuple[str, ...]:
+    """Return the knobs in which a configuration differs from a baseline, in order; none without
+    one."""
+    if baseline is None:
+        return ()
     names = ordered_knobs([configuration, baseline])
     return tuple(name for name in names if configuration.get(name) != baseline.get(name))
 
 
 def settings_text(configuration: Configuration, baseline: Configuration | None = None) -> str:
-    """Return "mb16 zero1 1050MHz": the differences from the baseline; all knobs without one."""
-    if baseline is None or configuration == baseline:
-        return short(configuration)
+    """Return "mb16 zero1 1050MHz": the differences from the baseline; all knobs without any."""
     names = differing_knobs(configuration, baseline)
-    return " ".join(short_word(name, configuration.get(name)) for name in names)
+    words = [short_word(name, configuration.get(name)) for name in names]
+    return " ".join(words) or short(configuration)
 
 
 def settings_legend(shown: Iterable[str]) -> str:

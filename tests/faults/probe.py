@@ -84,7 +84,7 @@ def without_deepspeed() -> str:
 def _torch_alone(server: RankServer) -> None:
     """Let a fork server import torch, and nothing that takes longer."""
     server._needs, server._optional = ("torch",), ()
-    server._env["PYTHONPATH"] = without_deepspeed()
+    server.env["PYTHONPATH"] = without_deepspeed()
 
 
 @functools.cache

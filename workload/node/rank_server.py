@@ -104,7 +104,7 @@ class RankServer:
     Modules `needs`, without which nothing can be trained, and `optional` are imported before the
     first fork, if they are of `packages` (None for all): a server that only starts commands needs
     none. `platform` is of the devices that ops are compiled for. `fork_unsafe` is the reason why
-    ranks must start in new interpreters; empty if they are forked.
+    ranks must start in new interpreters; empty if they are forked. `env` is what ranks start from.
     """
 
     def __init__(
@@ -123,16 +123,16 @@ class RankServer:
         self._imported: tuple[str, ...] | None = None  # by the process that runs
         self.add_imports(needs, optional, packages)
         refuse_sudo()
-        self._env = {**without_secrets(os.environ), **(env or {})}
+        self.env = {**without_secrets(os.environ), **(env or {})}
         # Compiling an op needs ninja, which pip puts beside the interpreter.
-        self._env["PATH"] = os.pathsep.join(
-            [str(Path(python).parent), self._env.get("PATH", os.defpath)]
+        self.env["PATH"] = os.pathsep.join(
+            [str(Path(python).parent), self.env.get("PATH", os.defpath)]
         )
         # A forked rank inherits the pools its parent had; keep the parent without any.
-        self._env |= {"OMP_NUM_THREADS": "1", "TORCH_EXTENSIONS_DIR": extensions_dir()}
+        self.env |= {"OMP_NUM_THREADS": "1", "TORCH_EXTENSIONS_DIR": extensions_dir()}
         # nvmlDeviceGetCount instead of cudaGetDeviceCount: the latter would start the CUDA driver
         # in the parent, after which no forked child can use it.
-        self._env["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+        self.env["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._buffer = b""
@@ -187,7 +187,7 @@ class RankServer:
 
     @property
     def _on_cpu(self) -> bool:
-        return self._env.get("DS_ACCELERATOR") == "cpu"
+        return self.env.get("DS_ACCELERATOR") == "cpu"
 
     @property
     def alive(self) -> bool:
@@ -197,11 +197,6 @@ class RankServer:
         # Not reaped here: until `close`, the server's pid must keep naming its session (`kill`).
         ended = os.WEXITED | os.WNOHANG | os.WNOWAIT
         return os.waitid(os.P_PID, self._process.pid, ended) is None
-
-    @property
-    def env(self) -> dict[str, str]:
-        """The environment that ranks start from."""
-        return dict(self._env)
 
     def begin(self) -> None:
         """Start, and have it import, without waiting: `start` waits for it."""
@@ -259,7 +254,7 @@ class RankServer:
                 # -P: its own folder must not shadow the user's or the standard modules.
                 [self._python, "-P", str(program), str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
-                env=self._env,
+                env=self.env,
                 stdin=subprocess.DEVNULL,
                 stdout=self._error_log,
                 stderr=self._error_log,

@@ -48,11 +48,11 @@ def shared_server() -> Iterator[RankServer]:
 @pytest.fixture
 def server(shared_server: RankServer) -> Iterator[RankServer]:
     """The module's fork server; it starts again after a test that ended it or changed it."""
-    before = dict(shared_server._env)
+    before = dict(shared_server.env)
     yield shared_server
-    if not shared_server.alive or shared_server._env != before:
+    if not shared_server.alive or shared_server.env != before:
         shared_server.close()
-        shared_server._env = before
+        shared_server.env = before
 
 
 Launch = Callable[..., RankGroup]
@@ -137,7 +137,7 @@ def test_a_fork_server_that_closes_signals_only_what_lives_below_it(
     )
     (tmp_path / "sitecustomize.py").write_text(note)
     server.close()  # it starts again with what its environment adds
-    server._env["PYTHONPATH"] = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    server.env["PYTHONPATH"] = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     ended = launch("pass")
     while (event := ended.next_event(120.0)) is not None and event.kind != "exit":
         pass
@@ -344,7 +344,7 @@ def test_a_lock_in_the_users_folder_of_ops_is_left_alone(
     path = [str(tmp_path / "packages"), *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
     server = RankServer(needs=())
     request.addfinalizer(server.close)
-    server._env |= {"TORCH_EXTENSIONS_DIR": str(ops), "PYTHONPATH": os.pathsep.join(path)}
+    server.env |= {"TORCH_EXTENSIONS_DIR": str(ops), "PYTHONPATH": os.pathsep.join(path)}
     server._optional = ()
     monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(ops))
     server.load_ops(["A"])
