@@ -28,7 +28,7 @@ boundary, 0 if the program's accumulation cannot be set.
 """
 
 from .attachment import ATTACH, attach
-from .counting import GROUPS
+from .batch_counts import GROUPS
 from .engine import halved, merge, micro_batches, parse_config, split_differently
 from .program import main, run_rank
 from .state import NotAsRequested, configuration, live, phase

@@ -17,7 +17,7 @@ from collections import deque
 from typing import Any, NoReturn
 
 from . import state
-from .counting import GROUPS
+from .batch_counts import GROUPS
 
 # Ordinary exceptions that mean "no memory left", by name: torch cannot be imported here.
 _OOM_TYPES = {"OutOfMemoryError", "MemoryError"}

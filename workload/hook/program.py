@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-from . import counting, engine, frames, source, state, steps, torch_settings, watching
+from . import batch_counts, engine, frames, source, state, steps, torch_settings, watching
 from .link import Link, end_process
 from .loopback import MEETING, RANKS, listen_on_loopback, meet_in_files, run_program
 
@@ -58,7 +58,7 @@ def prepare_torch(torch: Any) -> None:
         wanted = options.get("inspect") or options.get("counts")
         inspects = bool(options.get("inspect"))
         counts = (
-            counting.StepCounts(torch, watching.counter.takes, inspects=inspects)
+            batch_counts.StepCounts(torch, watching.counter.takes, inspects=inspects)
             if wanted
             else None
         )

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from . import state, torch_settings
-from .counting import GROUPS, StepCounts, tensors
+from .batch_counts import GROUPS, StepCounts, tensors
 from .link import Link
 from .steps import StepCounter
 

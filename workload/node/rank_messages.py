@@ -105,7 +105,7 @@ class Busy(TypedDict):
 
 
 class Group(TypedDict):
-    """Counts of one step (`workload.hook.counting.StepCounts`)."""
+    """Counts of one step (`workload.hook.batch_counts.StepCounts`)."""
 
     drawn: list[tuple[_Size, _Size | None, bool]]
     passes: _Size

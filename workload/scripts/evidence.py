@@ -1,7 +1,7 @@
 """Today's batches of an inspected script, and where each value comes from.
 
 The order of trust: what the command says, what an engine or framework was told, what the counts of
-the first steps show (`tuner.workload.hook.counting`). What they leave open, or contradict, is
+the first steps show (`tuner.workload.hook.batch_counts`). What they leave open, or contradict, is
 unknown; where the user is one of the sources, a contradiction is refused. Nothing is guessed. Two
 launches train the same if their samples, losses and optimizer settings do (`differs`).
 """

@@ -12,7 +12,7 @@ import pytest
 from tests.support.scripts import CPU
 from tuner.search_spaces.errors import InputError
 from tuner.workload.hook import state
-from tuner.workload.hook.counting import GROUPS, StepCounts
+from tuner.workload.hook.batch_counts import GROUPS, StepCounts
 from tuner.workload.hook.steps import StepCounter
 from tuner.workload.hook.watching import Forwards
 from tuner.workload.scripts.command import Script

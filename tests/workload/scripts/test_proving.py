@@ -14,7 +14,7 @@ from tests.support.scripts import CPU, script_job
 from tests.support.studies import problem_of_job
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.knob_declarations import parse_knob
-from tuner.workload.hook.counting import GROUPS
+from tuner.workload.hook.batch_counts import GROUPS
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.evidence import difference
 from tuner.workload.scripts.inspection import blank_job, job_of_facts
