@@ -46,7 +46,11 @@ def run_safely(
     *,
     next_settings: NextSettings | None = None,
 ) -> ProbeRecord:
-    """Run one probe; an exception becomes a failed record. It is kept in `keep_in`."""
+    """Run one probe; an exception becomes a failed record.
+
+    The record is kept in `keep_in`, and before further settings are chosen what was measured until
+    then. A runner that has `keep` (`LocalRunner`) saves each window there in between.
+    """
     partial = ProbeRecord(request, (), runner.meter)
 
     def keep_and_continue(
