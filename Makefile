@@ -24,7 +24,7 @@ EVERYDAY := not (slow or quiet or long)
 SLOW := slow and not (quiet or all_knobs or long)
 # The tests state their environment (tests/environment.py), but what Python itself reads as it
 # starts. Each part prints its slowest tests and what it left out for want of what, and leaves the
-# duration of every test in build/durations. CASES=--first-case runs one case of each test, and
+# duration of every test in build/durations. CASES="-k NAME" chooses among a part's tests, and
 # ABOVE=fail fails a test that takes too many CPU seconds for every day, as CI does; else it is named.
 PYTEST = LC_ALL=C.UTF-8 $(BIN)/python -E -m pytest -q -rs \
     --durations=15 --durations-min=1 --junitxml=build/durations/$@.xml $(CASES)

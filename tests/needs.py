@@ -3,9 +3,9 @@
     @pytest.mark.needs("cc", "numactl")
 
 Programs are named by this mark alone. The marks `real`, `ray`, `root` and `traces`, by which runs
-are selected too, need what they name. `--needs cc` runs the tests of a compiler alone.
-`--first-case` runs one case of each test, and `--passed=FILE` those that have not passed elsewhere
-(in one word: pytest looks for options where a file is that stands alone).
+are selected too, need what they name. `--needs cc` runs the tests of a compiler alone, and
+`--passed=FILE` those that have not passed elsewhere (in one word: pytest looks for options where a
+file is that stands alone).
 """
 
 from __future__ import annotations
@@ -174,7 +174,6 @@ def junit_name(nodeid: str) -> str:
 def add_option(parser: pytest.Parser) -> None:
     """Add the options that select tests."""
     parser.addoption("--needs", metavar="NAMES", help="only tests that need one of these")
-    parser.addoption("--first-case", action="store_true", help="of each test only the first case")
     parser.addoption(
         "--passed",
         type=Path,
@@ -183,9 +182,8 @@ def add_option(parser: pytest.Parser) -> None:
     )
 
 
-@pytest.hookimpl(trylast=True)  # a first case that another option has left out is none
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the tests that need one of the named things, and first cases, where asked for."""
+    """Leave the tests that need one of the named things, and that have not passed."""
     left = items[:]
     if chosen := config.getoption("--needs"):
         names = set(chosen.split(","))
@@ -195,8 +193,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if (file := config.getoption("--passed")) is not None:
         passed = passed_in(file)
         left = [item for item in left if junit_name(item.nodeid) not in passed]
-    if config.getoption("--first-case"):
-        left = list({item.nodeid.partition("[")[0]: item for item in reversed(left)}.values())[::-1]
     kept = set(left)
     if out := [item for item in items if item not in kept]:
         config.hook.pytest_deselected(items=out)

@@ -110,24 +110,6 @@ def test_no_test_skips_by_looking_for_a_program_itself() -> None:
     assert found == []
 
 
-def test_the_first_case_of_each_test_is_that_of_those_which_other_options_leave(
-    tmp_path: Path,
-) -> None:
-    cases = """
-import pytest
-@pytest.mark.parametrize("n", [pytest.param(1, marks=pytest.mark.slow), 2, 3])
-def test_many(n): pass
-class TestOther:
-    def test_many(self): pass
-"""
-    conftest = CONFTEST + "from tests.needs import add_option as pytest_addoption\n"
-    conftest += "from tests.needs import pytest_collection_modifyitems\n"
-    words = ("-vv", "-m", "not slow", "--first-case")
-    done = run(tmp_path, cases, *words, conftest=conftest)
-    ran = [line.split()[0].partition("::")[2] for line in done.stdout.splitlines() if "%]" in line]
-    assert ran == ["test_many[2]", "TestOther::test_many"]
-
-
 def test_what_has_passed_elsewhere_does_not_run_again(tmp_path: Path) -> None:
     cases = """
 import os, pytest
