@@ -125,3 +125,27 @@ def test_a_missed_setting_keeps_what_was_refused(knobs: tuple[str, ...], tmp_pat
     missed = UnappliedSetting(Configuration.of(clock_MHz=705).live, WHY, unsupported=knobs)
     again = ProbeRecord.from_json(replace(record, missed=(missed,)).to_json())
     assert again.missed[0].unsupported == knobs
+
+
+class Otherwise(FormulaRunner):
+    """Runner of a job that trains otherwise with checkpointing, as its first probe shows."""
+
+    def run(self, request: ProbeRequest) -> ProbeRecord:
+        record = super().run(request)
+        if request.launch["activation_checkpointing"] == "none":
+            return record
+        knobs = ("activation_checkpointing",)
+        missed = tuple(UnappliedSetting(live, WHY, unsupported=knobs) for live in request.live)
+        failure = Failure("not_taken", WHY)
+        return replace(record, measurements=(), missed=missed, failure=failure)
+
+
+def test_a_launch_knob_that_trains_otherwise_costs_one_probe(tmp_path: Path) -> None:
+    result = searched(tmp_path, Otherwise(), max_probes=9)
+    tried = [r.request.launch["activation_checkpointing"] for r in records_of(tmp_path)]
+    assert tried.count("full") == 1
+    assert len({c.get("micro_batch") for c in measured(tmp_path)}) == 3
+    every = {p.configuration.get("activation_checkpointing") for p in result.points}
+    assert every == {"none"}
+    again = answer_of_run(RunFolder(tmp_path / "study"))
+    assert {p.configuration.get("activation_checkpointing") for p in again.points} == {"none"}

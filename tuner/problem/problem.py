@@ -328,12 +328,20 @@ def fixed_knobs(record: ProbeRecord) -> list[str]:
 
 
 def without_unsupported(problem: Problem, records: Iterable[ProbeRecord]) -> Problem:
-    """Return the problem without the knobs that devices refused; the same object if it has none."""
+    """Return the problem without the knobs that were refused; the same object if it has none.
+
+    Of a launch knob today's value stays, for others were tried and do not train the same.
+    """
     knobs = unsupported_knobs(records)
-    candidates = problem.candidates
-    if not any(knob in c.live for c in candidates for knob in knobs):
+    candidates, today = problem.candidates, problem.baseline.launch
+    refused = {
+        c
+        for c in candidates
+        if any(knob in c.launch and c.launch[knob] != today.get(knob) for knob in knobs)
+    }
+    if not refused and not any(knob in c.live for c in candidates for knob in knobs):
         return problem
-    kept = dict.fromkeys(_without(c, knobs) for c in candidates)
+    kept = dict.fromkeys(_without(c, knobs) for c in candidates if c not in refused)
     reduced = Candidates.from_configurations(kept)
     return replace(
         problem, candidates=replace(reduced, among=candidates.whole, knobs=candidates.knobs)

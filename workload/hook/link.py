@@ -158,7 +158,8 @@ class Link:
         self.steps += 1
         self.starting = False
         inspects = state.options.get("inspect") and self.steps <= GROUPS
-        if inspects or (state.options.get("counts") and self.steps == GROUPS):
+        told = state.options.get("counts") or state.options.get("compares")
+        if inspects or (told and self.steps == GROUPS):
             facts = {**state.facts(), "live": state.present_values()}
             self.send("facts " + json.dumps(facts, default=str))
         if self.steps < self._until:

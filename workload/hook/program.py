@@ -56,14 +56,14 @@ def prepare_torch(torch: Any) -> None:
     watching.patch_torch(torch)
     if state.probed or options.get("activation_checkpointing"):
         wanted = options.get("inspect") or options.get("counts")
-        inspects = bool(options.get("inspect"))
+        inspects = bool(options.get("inspect") or options.get("compares"))
         counts = (
             batch_counts.StepCounts(torch, watching.counter.takes, inspects=inspects)
-            if wanted
+            if wanted or inspects
             else None
         )
         state.seen["counted"], state.seen["watched"] = counts, watching.Forwards(torch, counts)
-    if options.get("inspect"):
+    if options.get("inspect") or options.get("compares"):
         _seed()
     if options.get("quiet"):
         frames.silence(torch)

@@ -89,6 +89,8 @@ from tuner.workload.records.trace import (
     write_power_samples,
 )
 from tuner.workload.scripts.evidence import batches_seen
+from tuner.workload.scripts.script_job import COMPILE, ScriptJob
+from tuner.workload.scripts.torch_knobs import differs_from_today
 
 #: Processes that a command starts at once reach their first steps this far apart, seconds.
 LEAST_WAIT_S = 2.0
@@ -265,6 +267,19 @@ def require_batches(conductor: Conductor, job: TrainingJob, configuration: Confi
         )
 
 
+#: Folders of torch through which an error of a compiled model comes.
+_COMPILERS = ("torch/_dynamo/", "torch/_inductor/")
+
+
+def todays_steps(conductor: Conductor, job: TrainingJob, configuration: Configuration) -> str:
+    """Return how the first steps differ from today's, where a knob is proven by them; "" if not."""
+    if not isinstance(job, ScriptJob) or not job.compares(configuration):
+        return ""
+    if conductor.done < GROUPS:
+        conductor.run(GROUPS - conductor.done)
+    return differs_from_today(job, configuration, conductor.facts)
+
+
 @dataclass(frozen=True)
 class SettingWindow:
     """A measurement of the setting that is in force.
@@ -409,6 +424,8 @@ class Probe:
                 self._launch_and_measure(timeline)
         except ProbeFailed as failed:
             failure = replace(self._devices.cause(failed.failure), log_tail=self.log_tail())
+            if not self.measurements and self._fails_to_compile(failure):
+                self._leave_uncompiled(failure.message)
         except (ServerError, InputError, MeterError, GovernorError, OSError) as error:
             failure = failure_of(error, self.log_tail)
         except BaseException:
@@ -534,6 +551,7 @@ class Probe:
             return
         warm = conductor.warm_up()
         require_batches(conductor, self.node.job, self.launch.configuration)
+        self._require_todays_steps(conductor)
         self.environment["warm_up_steps"] = len(warm.step_times_s)
         notes = [] if warm.stable else ["step time was not stable after the warm-up"]
         host = HostWatch()
@@ -542,6 +560,22 @@ class Probe:
         self.measure(conductor, timeline, warm.step_time_s, notes)
         host.read(pids)
         self._flag_stragglers(conductor, timeline.samples, host)
+
+    def _require_todays_steps(self, conductor: Conductor) -> None:
+        if why := todays_steps(conductor, self.node.job, self.launch.configuration):
+            self._leave_uncompiled(why)
+            raise ProbeFailed(Failure("not_taken", why))
+
+    def _fails_to_compile(self, failure: Failure) -> bool:
+        job = self.node.job
+        compiles = isinstance(job, ScriptJob) and job.compares(self.launch.configuration)
+        through = any(frame.startswith(_COMPILERS) for frame in failure.frames)
+        return compiles and failure.kind == "crash" and through
+
+    def _leave_uncompiled(self, why: str) -> None:
+        self._missed += [
+            UnappliedSetting(live, why, unsupported=(COMPILE,)) for live in self.request.live
+        ]
 
     def measure(
         self, conductor: Conductor, timeline: Timeline, step_time_s: float, notes: Sequence[str]

@@ -155,8 +155,10 @@ def job_of_observed(
         job = replace(job, frame=replace(job.frame, threads=threads))
         if tried or not adds_knobs:
             return job
-        tried = True
-        return with_torch_knobs(job, seen.facts, inspect.of_torch, cluster, announce)
+        before = inspect.launches
+        job = with_torch_knobs(job, seen.facts, inspect.of_torch, cluster, announce)
+        tried = inspect.launches > before
+        return job
 
     if not why:
         job, why = _of_ranks(seen, blank, inspect, with_added, cluster=cluster)
@@ -197,8 +199,11 @@ def _of_ranks(
     if job.frame.given or job.frame.keeps:  # proven by launches that trained the same otherwise
         return job, ""
     if not inspect.launches and _gains_nothing(script, job):
-        able = with_added(job)  # that it trains the same so shows that its ranks train one by one
-        return able, "" if able.knobs != job.knobs else NOTHING_TO_SET
+        able = with_added(job)
+        if able.knobs == job.knobs:
+            return able, NOTHING_TO_SET
+        if inspect.launches:  # that it trains the same so shows that its ranks train one by one
+            return able, ""
     again = inspect(blank, blank.baseline, why="to see if its ranks train the same one by one")
     if isinstance(again, str):
         return job, f"{alone} do not train ({again})"

@@ -195,6 +195,8 @@ class ScriptFacts:
         imports: packages that take long to import, which its ranks were seen to import.
         threads: of a rank, as observed.
         settings: today's values of what the hook can set in torch, by the knob's name.
+        first_steps: what is needed to compare the first steps of a launch with today's, if a knob
+            is proven only when a probe first sets it.
         first_step_s: of the inspection, for the limits of probes; it is no part of the job.
     """
 
@@ -225,6 +227,7 @@ class ScriptFacts:
     imports: tuple[str, ...] = ()
     threads: int = 0
     settings: Mapping[str, Any] = field(default_factory=dict)
+    first_steps: Mapping[str, Any] = field(default_factory=dict, compare=False)
     first_step_s: float = field(default=0.0, compare=False)
 
     @property

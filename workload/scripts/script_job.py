@@ -274,6 +274,8 @@ class ScriptJob(ScriptTraining, LaunchableJob):
             typed=self.frame.given or self.words,
         )
         draft.options["quiet"] = probe
+        if probe and self.compares(configuration):
+            draft.options["compares"] = True
         if self.bare and configuration.world_size == 1:
             draft.options["bare"] = True
         for route in routes():
@@ -284,6 +286,13 @@ class ScriptJob(ScriptTraining, LaunchableJob):
         cwd = self.folder or self.cwd if self.as_it_stands else self.cwd
         start = Start(words, cwd, options, draft.config, draft.env, self.secrets)
         return replace(start, command=draft.command)
+
+    def compares(self, configuration: Configuration) -> bool:
+        """Return True if the first steps of a launch are compared with today's, as a proof."""
+        return bool(self.frame.first_steps) and any(
+            knob.name == COMPILE and configuration.get(COMPILE) != knob.baseline
+            for knob in self.knobs
+        )
 
     def inspection_start(self, configuration: Configuration, folder: Path, *, alter: bool) -> Start:
         """Return the start of a look at the script: under the hook, until its first steps.
@@ -474,6 +483,8 @@ def _ways(job: ScriptJob) -> set[tuple[str, str]]:
 
 
 _VARIABLE = "OMP_NUM_THREADS"
+#: Knob that no launch before a search proves: compilation takes up to minutes.
+COMPILE = "compile"
 
 
 def with_threads(job: ScriptJob, cluster: Cluster) -> ScriptJob | None:

@@ -3,7 +3,9 @@ optimizer's kernel, how gradients are cleared, cuDNN's choice of kernels, compil
 
 They are added to a search where the first steps show that they may matter: a program that hardly
 waits for its loader gains nothing by other workers. One launch with other values of all of them
-must then train the same batches to the same losses; what does not is left out, and said.
+must then train the same batches to the same losses; what does not is left out, and said. A model is
+compiled for the first time in a probe, whose first steps are compared in the same way: that takes
+tens of seconds, for which nobody waits before the first point.
 """
 
 from __future__ import annotations
@@ -11,14 +13,15 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.knob_declarations import Knob
 from tuner.search_spaces.knobs import Value
-from tuner.workload.scripts.evidence import batches_seen
-from tuner.workload.scripts.script_job import ScriptJob
+from tuner.workload.scripts.evidence import batches_seen, differs
+from tuner.workload.scripts.script_job import COMPILE, ScriptJob
 
 #: Launches a job under a configuration, and returns the facts of its first steps or, as a phrase,
 #: why there are none.
@@ -41,6 +44,9 @@ _COMPUTES = 0.3
 #: cores: it takes up to a minute or two there, in the launch that proves it and in each later one.
 #: On a GPU, where trainings are long, an unknown length is long enough.
 _REPAID_S = {True: 1200.0, False: 3600.0}
+_BY_ITSELF = "the program sets it itself"
+#: Facts of the first steps that are compared.
+_COMPARED = ("groups", "rates", "samples", "named", "batch", "first_batch", "first_batches")
 _COMPILERS = ("c++", "g++", "clang++")
 _FLAG = ("false", "true")
 
@@ -140,11 +146,26 @@ def with_torch_knobs(
     announce: Callable[[str], None],
 ) -> ScriptJob:
     """Return the job with the knobs of torch of which one launch proves that it trains the same."""
-    knobs = torch_knobs(job, facts, cluster)
+    every = torch_knobs(job, facts, cluster)
+    knobs = [knob for knob in every if knob.name != COMPILE]
+    found = _with_launched(job, facts, launch, knobs, announce)
+    if len(knobs) == len(every):
+        return found
+    compiled = found.declares([*found.knobs, *(knob for knob in every if knob.name == COMPILE)])
+    kept = {name: facts[name] for name in _COMPARED if name in facts}
+    return replace(compiled, frame=replace(compiled.frame, first_steps=kept))
+
+
+def _with_launched(
+    job: ScriptJob,
+    facts: Mapping[str, Any],
+    launch: Launch,
+    knobs: Sequence[Knob],
+    announce: Callable[[str], None],
+) -> ScriptJob:
     parts: dict[str, list[Knob]] = {}
-    for knob in knobs:  # those of the loader together, and compilation, which fails oftenest, alone
-        kind = "loader" if knob.name in _OF_LOADER else "compile" if knob.name == "compile" else ""
-        parts.setdefault(kind, []).append(knob)
+    for knob in knobs:  # those of the loader together
+        parts.setdefault("loader" if knob.name in _OF_LOADER else "", []).append(knob)
     if not parts:
         return job
     tried, why = _tried(job, facts, launch, knobs)
@@ -186,6 +207,29 @@ def _other_value(knob: Knob) -> Value:
     return 2 if knob.name == "num_workers" and 2 in others else others[-1]
 
 
+def differs_from_today(
+    job: ScriptJob, configuration: Configuration, facts: Mapping[str, Any]
+) -> str:
+    """Return how the first steps of a probe differ from today's, a phrase; "" if they do not."""
+    today = job.frame.first_steps
+    # A probe does not look for names: up to Python 3.12 a frame keeps what it was asked for.
+    seen = {**facts, "named": today.get("named", {})}
+    others = {knob.name: configuration.get(knob.name) for knob in job.knobs}
+    chosen = {
+        knob.name: value
+        for knob in job.knobs
+        if knob.target[0] == "torch" and (value := others[knob.name]) not in (None, knob.baseline)
+    }
+    split = ("micro_batch", "data_parallel")
+    if all(configuration.get(name) == job.baseline.get(name) for name in split):
+        return trains_otherwise(today, seen, chosen)
+    if not facts.get("compiles"):
+        return _BY_ITSELF
+    same = configuration.get("data_parallel") == job.baseline.get("data_parallel")
+    of_today = (job.frame.micro_batch, job.frame.accumulation)
+    return differs(today, of_today, seen, batches_seen(seen), same_samples=same)
+
+
 def trains_otherwise(
     facts: Mapping[str, Any], again: Mapping[str, Any], chosen: Mapping[str, Value]
 ) -> str:
@@ -205,7 +249,7 @@ def trains_otherwise(
         "compile": _FLAG[bool(again.get("compiles"))],
     }
     if any(set_there.get(name) != value for name, value in chosen.items()):
-        return "the program sets it itself"
+        return _BY_ITSELF
     before, after = batches_seen(facts), batches_seen(again)
     if (before.micro_batch, before.accumulation) != (after.micro_batch, after.accumulation):
         seen = f"{after.micro_batch} samples x {after.accumulation} passes"

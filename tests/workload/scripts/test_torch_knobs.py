@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support.scripts import CPU, script_job
+from tuner import optimize
 from tuner.problem.run_folder import RunFolder
 from tuner.search_spaces.cluster import Cluster, load_cluster
 from tuner.search_spaces.configuration import Configuration, Settings
@@ -23,6 +24,7 @@ from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.script_facts import ScriptFacts
 from tuner.workload.scripts.script_job import ScriptJob
 from tuner.workload.scripts.torch_knobs import (
+    differs_from_today,
     settings_today,
     torch_knobs,
     trains_otherwise,
@@ -205,6 +207,54 @@ def test_a_flag_that_the_program_undoes_or_that_changes_a_loss_is_no_knob(
     )
 
 
+def compiling(folder: Path) -> tuple[ScriptJob, dict[str, Any]]:
+    """Return a job whose model may be compiled, and the facts of today's first steps."""
+    seen = facts(**NO_KERNEL, **TORCH_LOOP)
+    job = replace(job_of(folder, seen), steps=4000)
+
+    def launch(*_: Any) -> str:
+        raise AssertionError("nothing is launched to prove a compilation before the search")
+
+    return with_torch_knobs(job, seen, launch, CPU, print), seen
+
+
+def test_a_compilation_is_compared_in_the_probes_that_set_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
+    job, seen = compiling(tmp_path)
+    assert [knob.name for knob in job.knobs] == ["compile"]
+    compiled = Configuration(Settings({**job.baseline.launch, "compile": "true"}))
+    for each, compares in ((compiled, True), (job.baseline, False)):
+        assert job.start(each, tmp_path).options.get("compares", False) is compares
+        assert "compares" not in job.start(each, tmp_path, probe=False).options
+    there = {**seen, "compiles": True}
+    assert differs_from_today(job, compiled, there) == ""
+    assert differs_from_today(job, compiled, seen) == "the program sets it itself"
+    others = [{**group, "loss": group["loss"] + 0.02} for group in seen["groups"]]
+    assert "more than rounding" in differs_from_today(job, compiled, {**there, "groups": others})
+    again = ScriptFacts.from_json(job.frame.to_json())
+    kept = replace(job, frame=again)
+    assert "more than rounding" in differs_from_today(kept, compiled, {**there, "groups": others})
+
+
+def test_a_compilation_at_another_split_is_compared_by_the_losses_of_a_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: f"/usr/bin/{name}")
+    job, seen = compiling(tmp_path)
+    halved = Configuration(Settings({**job.baseline.launch, "compile": "true", "micro_batch": 2}))
+    groups = [
+        {**group, "drawn": [[0, 2, False]] * 2, "passes": 2, "shapes": [[2, 2]] * 2}
+        for group in seen["groups"]
+    ]
+    there = {**seen, "compiles": True, "groups": groups}
+    assert differs_from_today(job, halved, there) == ""
+    assert differs_from_today(job, halved, {**there, "compiles": False})
+    others = [{**group, "loss": 2 * group["loss"]} for group in groups]
+    assert "divide" in differs_from_today(job, halved, {**there, "groups": others})
+
+
 @pytest.mark.parametrize(
     ("changes", "chosen", "why"),
     [
@@ -350,3 +400,37 @@ def test_a_compiled_model_trains_to_the_same_losses_dropout_included(tmp_path: P
         adds_knobs=True,
     )
     assert "compile" in {knob.name for knob in job.knobs}, said
+    assert not [line for line in said if "compile=" in line], "it is proven in its first probe"
+
+
+@pytest.mark.slow
+@pytest.mark.real
+@pytest.mark.parametrize(
+    ("trick", "why"),
+    [
+        ("if torch.compiler.is_compiling(): x = 2 * x", "more than rounding"),
+        ("if torch.compiler.is_compiling(): raise ValueError('not here')", "not here"),
+        ("pass", ""),
+    ],
+)
+def test_a_model_that_trains_otherwise_when_compiled_costs_one_probe(
+    tmp_path: Path, trick: str, why: str
+) -> None:
+    program = COMPILED.replace(
+        "    def forward(self, x):", f"    def forward(self, x):\n        {trick}"
+    )
+    (tmp_path / "train.py").write_text(dedent(program))
+    said: list[str] = []
+    result = optimize(
+        Script(f"{sys.executable} train.py", cwd=tmp_path, steps=10**9),
+        runs_dir=tmp_path,
+        name="compiled",
+        max_probes=4,
+        report=False,
+        progress=False,
+        on_progress=lambda event: said.append(event.message),
+    )
+    left = [line for line in said if line.startswith("compile stays as it is")]
+    assert [why in line for line in left] == [True] * bool(why), said
+    compiled = [p for p in result.points if p.configuration.get("compile") == "true"]
+    assert bool(compiled) is not bool(why)
