@@ -156,6 +156,21 @@ def test_a_busy_machine_is_the_cause_that_the_headline_names() -> None:
     )
 
 
+@pytest.mark.parametrize("apart", [3.0, 9.0, 27.0])
+def test_windows_on_a_busy_machine_promise_no_percentage(apart: float) -> None:
+    """Figures 9 times apart were told as "may save 10 %"."""
+    result = noisy_study({0: (0.36, 0.3), 1: (0.36 / apart,)}, 0.9)
+    told = headline(result)
+    assert told.startswith(
+        "Keep what you run today for now: other processes used 90 % of the cores, so no saving is "
+        "known; mb2 looked best (probability "
+    )
+    assert told.endswith("): measure again when it is quiet (--wait-until-quiet).")
+    assert not re.search(r"% (less )?(energy|time)", told)
+    quiet = headline(noisy_study({0: (0.36, 0.3), 1: (0.36 / apart,)}, 0.0))
+    assert "so no saving is known" not in quiet
+
+
 def test_json_holds_the_saving_of_the_posterior_for_a_choice() -> None:
     result = searched_study()
     found = result.choose(Constraints(budget_kJ=budget(result))).to_json()

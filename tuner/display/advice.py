@@ -114,6 +114,13 @@ def _keep(result: Answer, advice: Recommendation) -> str:
         tried = f"{len(result.points)} of {int(result.about.get('candidates', 0)):,}"
         return f"Keep what you run today: only {tried} configurations were tried."
     if advice.promising is not None:
+        if (load := _load(result)) and _only_measured(result, advice):
+            # Windows beside other work differ many times over: an estimate would be a promise.
+            name = settings_text(advice.promising.configuration, result.today_configuration)
+            return (
+                f"Keep what you run today for now: {load}, so no saving is known; {name} looked "
+                f"best (probability {probability(advice.p_better or 0.0)}): {_WHEN_QUIET}."
+            )
         text = _expected(result, advice.promising, advice.p_better or 0.0)
         after = f", but {busy}" if (busy := _busy(result)) else _more_text(advice)
         return f"Keep what you run today for now: {text}{after}."
@@ -133,14 +140,29 @@ def _keep(result: Answer, advice: Recommendation) -> str:
     return f"Keep what you run today: {_nothing(result)} was found {among}{after}."
 
 
+#: What to do about a busy machine.
+_WHEN_QUIET = "measure again when it is quiet (--wait-until-quiet)"
+
+
 def _busy(result: Answer) -> str:
     # "other processes used 63 % of the cores: measure again when it is quiet (...)", or "".
-    load = result.disturbed
-    if load is None:
+    return f"{load}: {_WHEN_QUIET}" if (load := _load(result)) else ""
+
+
+def _load(result: Answer) -> str:
+    # "other processes used 63 % of the cores", or "".
+    if (load := result.disturbed) is None:
         return ""
     cores = f"other processes used {percent(load.share)} of the cores"
-    found = " and ".join(filter(None, [cores * load.on_cores, load.device]))
-    return f"{found}: measure again when it is quiet (--wait-until-quiet)"
+    return " and ".join(filter(None, [cores * load.on_cores, load.device]))
+
+
+def _only_measured(result: Answer, advice: Recommendation) -> bool:
+    # Nothing but windows says that what is promising may be better, and not probably.
+    assert advice.promising is not None
+    doubts = result.plan is not None and result.plan.doubts
+    predicted = evidence_of(result.judged, advice.promising) is Evidence.PREDICTED
+    return not (doubts or predicted) and (advice.p_better or 0.0) < PROBABLY
 
 
 def _all_may_equal_today(result: Answer) -> bool:
