@@ -358,6 +358,7 @@ def job_of_script(
     are added.
     """
     from tuner.problem.study_spec import parse_script
+    from tuner.workload.scripts.inspection import announce_endless
 
     with ExitStack() as ends:
         here = node or ends.enter_context(closing(ThisNode()))
@@ -366,6 +367,8 @@ def job_of_script(
         )
         before = parse_script(run.read_study() or {})
         look = _Look(cluster, run, announce, adds_knobs)
+        if before is None:
+            announce_endless(script, announce)
         if address is None and script.observable and (before is None or before.line):
             job = _observed_here(script, before, launched_here, require_length, look)
             if job is not None:

@@ -19,8 +19,8 @@ from . import steps
 Note = Callable[[dict[str, dict[str, Any]]], None]
 #: Names of a batch, and of an accumulation.
 BATCH = re.compile(
-    r"((per_device_|device_|local_|micro_|train_)*(micro_?)?batch(_?size)?|bsz?|samples_per_gpu"
-    r"|ims_per_batch)",
+    r"((per_device_|device_|local_|micro_|mini_|train_)*((micro|mini)_?)?batch(_?size)?|bsz?"
+    r"|samples_per_gpu|ims_per_batch)",
     re.I,
 )
 ACCUMULATION = re.compile(r"((gradient|grad)_?)?(accum\w*|acc_steps)|update_freq", re.I)

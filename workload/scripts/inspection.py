@@ -90,7 +90,6 @@ def inspect_script(
     `blank_job`.
     """
     request = inspection_request("inspection", blank.baseline, INSPECTIONS[0])
-    announce_endless(script, announce)
     announce(f"starting {script.name!r} once, to see how it trains")
     record = run(blank, request)
     failure = record.failure

@@ -20,7 +20,6 @@ from tuner.workload.scripts.inspection import (
     LaunchInspector,
     RunProbe,
     announce_cost,
-    announce_endless,
     announce_optimizers,
     announce_today,
     blank_job,
@@ -88,7 +87,6 @@ def observe_script(
     """
     job = job_to_observe(script)
     jobs = script.job_script
-    announce_endless(script, announce)
     if jobs is not None:
         announce(
             f"everything in {jobs.path.name} runs here once, until its ranks have trained 4 steps"

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tuner.workload import hook
-from tuner.workload.hook import NotAsRequested, frames, state, steps, watching
+from tuner.workload.hook import NotAsRequested, frames, source, state, steps, watching
 from tuner.workload.scripts.command import imported_frameworks, names_a_rank
 
 torch = pytest.importorskip("torch")
@@ -299,3 +299,22 @@ def test_a_trainer_of_the_users_own_states_the_length_as_the_one_it_is_made_of()
     assert Mine().train() == {"steps": 90, "by": "transformers"}
     Mine.state.max_steps = -1  # not known yet
     assert Mine().train() == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "is_batch"),
+    [
+        ("minibatch_size", True),
+        ("mini_batch_size", True),
+        ("mini_batch", True),
+        ("micro_batch_size", True),
+        ("per_device_train_batch_size", True),
+        ("num_minibatches", False),
+        ("mini_batches", False),
+        ("minimum_batch_size", False),
+        ("eval_batch_size", False),
+    ],
+)
+def test_names_of_a_batch(name: str, is_batch: bool) -> None:
+    """PPO's programs name what one step takes `minibatch_size`."""
+    assert (source.BATCH.fullmatch(name) is not None) is is_batch
