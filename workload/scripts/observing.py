@@ -196,12 +196,12 @@ def _of_ranks(
     )
     if job.frame.given or job.frame.keeps:  # proven by launches that trained the same otherwise
         return job, ""
-    if not inspect.launches and _gains_nothing(script, job):
+    if not inspect.launches and _starts_alone(script) and (job.frame.micro_batch or not _able(job)):
         able = with_added(job)
-        if able.knobs == job.knobs:
+        if inspect.launches and able.knobs != job.knobs:
+            return able, ""  # that it trains the same so shows that its ranks train one by one
+        if able.knobs == job.knobs and not (_able(job) or _sets_threads(script)):
             return able, NOTHING_TO_SET
-        if inspect.launches:  # that it trains the same so shows that its ranks train one by one
-            return able, ""
     again = inspect(blank, blank.baseline, why="to see if its ranks train the same one by one")
     if isinstance(again, str):
         return job, f"{alone} do not train ({again})"
@@ -213,13 +213,17 @@ def _of_ranks(
     return job, ""
 
 
-def _gains_nothing(script: Script, job: ScriptJob) -> bool:
-    # Ranks would be started one by one only to set what cannot be set. A line that does more than
-    # start its program would do all of that in each probe, and a variable that it sets itself would
-    # hide that of a knob.
-    able = any(offer.turned for offer in job.offers.values())
-    observation = script.observation
+def _able(job: ScriptJob) -> bool:
+    return any(offer.turned for offer in job.offers.values())
+
+
+def _starts_alone(script: Script) -> bool:
+    # A line that does more than start its program would do all of that in each probe.
     typed = replace(script, observation=None, cwd=Path(script.typed_in or script.cwd))
-    alone = typed.is_script_alone and script.job_script is None
-    sets_threads = observation is not None and "OMP_NUM_THREADS" in observation.variables
-    return alone and not able and not sets_threads
+    return typed.is_script_alone and script.job_script is None
+
+
+def _sets_threads(script: Script) -> bool:
+    # A variable that the line sets itself would hide that of a knob.
+    observation = script.observation
+    return observation is not None and "OMP_NUM_THREADS" in observation.variables

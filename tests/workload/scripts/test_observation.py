@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
+from tests.support.scripts import CPU
 from tests.support.studies import record
 from tuner.workload.records.probe import ProbeRecord, ProbeRequest
 from tuner.workload.scripts.command import Observation, Script, program_words
-from tuner.workload.scripts.observing import observe_script
+from tuner.workload.scripts.observing import ObservedLaunch, job_of_observed, observe_script
 from tuner.workload.scripts.script_job import ScriptJob
 
 
@@ -167,3 +168,50 @@ def test_a_script_without_a_parser_keeps_the_batch_that_it_names(
     )
     assert seen is not None
     assert seen.facts["named"] == found
+
+
+def first_steps(rank: dict[str, Any], kernel: str = "loop") -> dict[str, Any]:
+    """Return the facts of a program that Lightning drives, whose optimizer takes time."""
+    groups = [
+        {
+            "drawn": [[0, 4, False]],
+            "passes": 1,
+            "shapes": [[4, 2]],
+            "loss": 1.0 - number / 10,
+            "took": 1.0,
+            "updated": 0.3,
+            "indices": [number],
+            "batches": [number],
+        }
+        for number in range(4)
+    ]
+    optimizer = {"kernel": kernel, "kernels": ["foreach", "fused"], "on_device": False}
+    facts = {"groups": groups, "optimizer": optimizer, "counts": "optimizer", "compiled": False}
+    owned = {"micro_batch": 4, "gradient_accumulation": 1}
+    return {**facts, "process": rank, "processes": [rank], "owner": "lightning", "owned": owned}
+
+
+@pytest.mark.parametrize(("kernel", "starts"), [("fused", 1), ("loop", 2)])
+def test_a_launch_that_trains_the_same_with_another_kernel_shows_its_ranks_too(
+    folder: Path, kernel: str, starts: int
+) -> None:
+    """A program of Lightning's was started twice: one by one, and with another kernel."""
+    rank = process(["train.py"], folder)
+    script = Script("python train.py", cwd=folder).observed(Observation.of([rank]))
+    asked: list[str] = []
+
+    def run(job: ScriptJob, request: ProbeRequest) -> ProbeRecord:
+        asked.append(request.launch.get("optimizer_kernel", ""))
+        facts = first_steps(rank, kernel if asked[-1] else "loop")
+        return record(request=request, environment={"facts": facts, "first_step_s": 1.0})
+
+    job = job_of_observed(
+        ObservedLaunch(script, first_steps(rank), 1.0),
+        run,
+        cluster=CPU,
+        folder=folder,
+        announce=lambda sentence: None,
+        adds_knobs=True,
+    )
+    assert (asked, job.as_it_stands) == (["fused", ""][:starts], False)
+    assert [knob.name for knob in job.knobs] == ["optimizer_kernel"] * (kernel == "fused")
