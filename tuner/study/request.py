@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from tuner.executors.base import Executor
 from tuner.executors.local import ThisNode
+from tuner.formatting import percent
 from tuner.problem.constraints import Constraints, LimitOptions
 from tuner.problem.job_request import Given, JobRequest
 from tuner.problem.run_folder import RunFolder, new_name
@@ -222,16 +223,14 @@ class StudyRequest(JobRequest):
         problem = problem_of_job(request, predicted=self.simulated)
         if inspected is not None and before is None and not _splits(problem, inspected):
             if (threaded := with_threads(inspected, cluster)) is not None:
-                why = inspected.offers["micro_batch"].why
-                able = "its batch" if inspected.knobs else "the script itself"
-                announce(
-                    f"nothing of {able} can be set, so the threads of a rank are searched; its "
-                    f"micro-batch: {why}"
-                )
+                announce(f"{_why_threads(inspected)}, so the threads of a rank are searched")
                 request = replace(request, job=threaded)
                 problem = problem_of_job(request, predicted=self.simulated)
             elif len(problem.candidates) < 2:
                 raise _nothing_to_try(inspected, script.command if script else "")
+        if inspected is not None and before is None:
+            for sentence in _opened_by_an_edit(inspected, request):
+                announce(sentence)
         if inspected is not None and isinstance(problem.job, ScriptJob):
             announce_today(problem.job, announce, problem.baseline, before=inspected)
         if problem.length is None:
@@ -535,6 +534,55 @@ def _splits(problem: Problem, job: ScriptJob) -> bool:
     launches, lives = problem.candidates.launches, problem.candidates.lives
     others = {tuple(part for part in each.items() if part[0] not in added) for each in launches}
     return len(others) > 1 or any(len(each) > 1 for each in lives)
+
+
+def _opened_by_an_edit(job: ScriptJob, request: StudyRequest) -> list[str]:
+    """Return what an edit would open of a script whose micro-batch is fixed, and its worth.
+
+    At most one sentence. The worth is what the models expect, if they know the job.
+    """
+    frame, offer = job.frame, job.offers["micro_batch"]
+    fixed = frame.counted and frame.micro_batch > 1 and frame.accumulation == 1
+    left = frame.micro_batch_stays or frame.unproven or frame.owner or job.driver is not None
+    if offer.turned or left or not (fixed and job.global_batch):
+        return []
+    text = (
+        f"its micro-batch of {frame.micro_batch} is fixed in the script: an argument for it and "
+        "four lines of accumulation (docs/your-script.md#accumulation) would let others be searched"
+    )
+    expected = _expected_of_splits(job, request) if job.model and job.sequence_length else ""
+    return [f"{text}; {expected}" if expected else text]
+
+
+def _expected_of_splits(job: ScriptJob, request: StudyRequest) -> str:
+    """Return the most that the models expect of other micro-batches than today's; "" if unknown."""
+    from tuner.answer.judge import WORTH
+    from tuner.problem.from_job import problem_of_job
+
+    reads = (*job.frame.reads, "micro_batch", "gradient_accumulation")
+    opened = replace(job, frame=replace(job.frame, reads=reads))
+    problem = problem_of_job(replace(request, job=opened))
+    today = problem.baseline
+    splits = [c for c in problem.candidates if c.get("micro_batch") != today.get("micro_batch")]
+    if problem.prior is None or not splits:
+        return ""
+    expected = problem.prior.predict([today, *splits])
+    time_s, power_W = expected.step_time_s, expected.power_W
+    figures = {"energy": time_s * power_W, "time": time_s}
+    saved = {name: 1 - float(each[1:].min() / each[0]) for name, each in figures.items()}
+    worth = [
+        f"up to {percent(share)} less {name}" for name, share in saved.items() if share > WORTH
+    ]
+    return f"the models expect {' and '.join(worth) or 'no gain of them, but less memory'}"
+
+
+def _why_threads(job: ScriptJob) -> str:
+    """Return why a script's batch is not searched, a sentence without its stop."""
+    offer = job.offers["micro_batch"]
+    if offer.turned:
+        return f"its batch of {job.global_batch} can be split no other way here"
+    able = "its batch" if job.knobs else "the script itself"
+    return f"nothing of {able} can be set (its micro-batch: {offer.why})"
 
 
 def _nothing_to_try(job: ScriptJob, command: str) -> NothingToTry:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.scripts import CPU, script_job
 from tuner.search_spaces.cluster import Cluster, Device
+from tuner.search_spaces.job import load_job
 from tuner.search_spaces.knob_declarations import Knob
+from tuner.study.request import StudyRequest, _opened_by_an_edit
 from tuner.workload.node.platforms.cores import Cores
 from tuner.workload.scripts.script_facts import ScriptFacts
 from tuner.workload.scripts.script_job import ScriptJob, with_threads
@@ -77,3 +81,41 @@ def test_ranks_keep_to_as_many_cores_as_they_have_threads(
     platform = Cores()
     ranks = range(len(expected))
     assert [platform.rank_cores(rank, range(4), threads) for rank in ranks] == expected
+
+
+FIXED = ScriptFacts(kind="torch", micro_batch=32, accumulation=1, counted=True)
+
+
+def hint_of(folder: Path, frame: ScriptFacts = FIXED, **changes: Any) -> str:
+    job = script_job("train.py", folder, frame, **{"global_batch": 32, "devices": 1, **changes})
+    request = StudyRequest(job=job, cluster="a100-8")
+    return "".join(_opened_by_an_edit(job, request))
+
+
+def test_a_fixed_micro_batch_is_told_what_an_edit_would_open(tmp_path: Path) -> None:
+    """With what the models expect of it, where they know the job."""
+    told = hint_of(tmp_path)
+    assert told.startswith("its micro-batch of 32 is fixed in the script: ")
+    assert told.endswith(
+        "four lines of accumulation (docs/your-script.md#accumulation) would let others be searched"
+    )
+    known = load_job("opt-350m")
+    expected = hint_of(tmp_path, model=known.model, sequence_length=known.sequence_length)
+    found = expected.removeprefix(told)
+    assert re.match(r"; the models expect (up to \d+(\.\d+)? % less|no gain of them)", found), found
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"micro_batch": 1},
+        {"accumulation": 2},
+        {"counted": False},
+        {"owner": "transformers"},
+        {"reads": ("micro_batch", "gradient_accumulation")},
+        {"micro_batch_stays": "BatchNorm takes its statistics from each micro-batch"},
+        {"unproven": "--batch_size 32 is left as today"},
+    ],
+)
+def test_no_edit_is_told_where_it_opens_nothing(tmp_path: Path, changes: dict[str, Any]) -> None:
+    assert hint_of(tmp_path, replace(FIXED, **changes)) == ""
