@@ -150,7 +150,7 @@ def add_storage(parser: Any, subject: str) -> None:
 
 def job_of_words(args: argparse.Namespace, subject: str) -> tuple[Any, Any, Any]:
     """Return job, cluster and configuration of a command that takes [JOB] KNOB=VALUE."""
-    from tuner.problem.from_job import cluster_of
+    from tuner.problem.job_request import cluster_of
     from tuner.search_spaces.configuration import Configuration, Settings
     from tuner.search_spaces.job import load_job
     from tuner.search_spaces.knob_declarations import marked

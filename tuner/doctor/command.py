@@ -101,8 +101,7 @@ def _probe(args: argparse.Namespace) -> int:
 
 def _script_to_probe(args: argparse.Namespace, script: Script) -> tuple[Script, ScriptJob, Cluster]:
     # The script with its knobs and values of today, and what its command alone says.
-    from tuner.problem.from_job import cluster_of
-    from tuner.problem.job_request import with_knobs
+    from tuner.problem.job_request import cluster_of, with_knobs
     from tuner.workload.scripts.inspection import blank_job
     from tuner.workload.scripts.user_code import of_files
 

@@ -9,7 +9,7 @@ from typing import Any
 from tuner.api import metered
 from tuner.executors.choose import how_started
 from tuner.formatting import counted, duration, energy_text
-from tuner.problem.from_job import cluster_of
+from tuner.problem.job_request import cluster_of
 from tuner.problem.problem import Problem
 from tuner.problem.run_folder import RunFolder, new_name
 from tuner.problem.settings import SearchSettings

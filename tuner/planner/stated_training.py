@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tuner.planner.fit import Fit, fit
-from tuner.problem.from_job import cluster_of
+from tuner.problem.job_request import cluster_of
 from tuner.search_spaces.cluster import Cluster, enlarged
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError

@@ -23,9 +23,9 @@ import numpy as np
 from tuner.models.memory_margin import CANDIDATE_FACTOR
 from tuner.models.prior import SOCKET as PRIORS
 from tuner.models.prior import peak_memory_bytes, prior_of, unpredicted_knobs
-from tuner.problem.job_request import Given, JobRequest
+from tuner.problem.job_request import Given, JobRequest, cluster_of
 from tuner.problem.problem import REAL_COST, Problem, baseline_section, space_section
-from tuner.search_spaces.cluster import Cluster, load_cluster
+from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.data_files import plain
 from tuner.search_spaces.errors import InputError, InvalidConfiguration
@@ -454,17 +454,6 @@ def identity_of(job: TrainingJob, cluster: Cluster, space: Mapping[str, Any]) ->
     # The model as one JSON text: Hugging Face configs hold nulls, which TOML cannot say.
     of_job = {**job.to_json(), "model": json.dumps(dict(job.model), sort_keys=True)}
     return dict(plain({"job": of_job, "cluster": asdict(cluster), "space": space}))
-
-
-def cluster_of(cluster: Cluster | str) -> Cluster:
-    """Return a cluster by name or path; that of this machine for "auto"."""
-    if isinstance(cluster, Cluster):
-        return cluster
-    if cluster != "auto":
-        return load_cluster(cluster)
-    from tuner.workload.node.platforms import detect_cluster
-
-    return detect_cluster()
 
 
 def cluster_to_predict(cluster: Cluster | str) -> Cluster:

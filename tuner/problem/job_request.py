@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from tuner.problem.constraints import Constraints
-from tuner.search_spaces.cluster import Cluster
+from tuner.search_spaces.cluster import Cluster, load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.fields import option
 from tuner.search_spaces.job import TrainingJob, job_of
@@ -131,3 +131,14 @@ def _more_knobs(
             packed += load_pack(given).knobs
     names = {knob.name for knob in kept}
     return check_knobs([*kept, *(knob for knob in packed if knob.name not in names)])
+
+
+def cluster_of(cluster: Cluster | str) -> Cluster:
+    """Return a cluster by name or path; that of this machine for "auto"."""
+    if isinstance(cluster, Cluster):
+        return cluster
+    if cluster != "auto":
+        return load_cluster(cluster)
+    from tuner.workload.node.platforms import detect_cluster
+
+    return detect_cluster()

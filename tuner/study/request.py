@@ -20,7 +20,7 @@ from tuner.executors.base import Executor
 from tuner.executors.local import ThisNode
 from tuner.formatting import percent
 from tuner.problem.constraints import Constraints, LimitOptions
-from tuner.problem.job_request import Given, JobRequest
+from tuner.problem.job_request import Given, JobRequest, cluster_of
 from tuner.problem.run_folder import RunFolder, new_name
 from tuner.problem.settings import SearchSettings
 from tuner.search_spaces.cluster import Cluster
@@ -148,6 +148,8 @@ class StudyRequest(JobRequest):
     @property
     def simulated(self) -> bool:
         """True if the models answer the probes."""
+        if self.executor is None:
+            return False
         from tuner.executors.choose import predicts
 
         return predicts(self.executor)
@@ -161,9 +163,10 @@ class StudyRequest(JobRequest):
             InputError: its parts contradict each other, or this machine has other devices than the
                 cluster.
         """
-        from tuner.executors.choose import check_executor
+        if self.executor is not None:
+            from tuner.executors.choose import check_executor
 
-        check_executor(self.executor)
+            check_executor(self.executor)
         if self.meter is not None and self.simulated:
             raise InputError(
                 f"executor {self.executor} measures nothing; leave the meter {self.meter!r} out"
@@ -191,8 +194,6 @@ class StudyRequest(JobRequest):
     ) -> tuple[Problem, RunFolder, StudyRequest]:
         """Return the problem, the run folder and the request; a script is started once, on `node`
         if that is given."""
-        from tuner.problem.from_job import cluster_of, problem_of_job
-        from tuner.problem.study_spec import parse_space
         from tuner.workload.scripts.inspection import announce_today
         from tuner.workload.scripts.script_job import with_threads
 
@@ -215,7 +216,10 @@ class StudyRequest(JobRequest):
                 adds_knobs=self.space is None,
             )
             request = replace(self, job=inspected, script=None, cluster=cluster)
+        # Not before: a command that fails at once is told of at once.
+        from tuner.problem.from_job import problem_of_job
         from tuner.problem.problem import Recording
+        from tuner.problem.study_spec import parse_space
 
         before = RunFolder.named(self.runs_dir, name).read_study() if name else None
         if self.space is None and before is not None and Recording.of(before) is None:
@@ -244,7 +248,6 @@ class StudyRequest(JobRequest):
 
     def _on_cluster(self, notify: Notify | None, starts: bool) -> Cluster:
         from tuner.executors.choose import kind_named
-        from tuner.problem.from_job import cluster_of
         from tuner.problem.study_spec import parse_cluster
 
         if self.ray_address is None:
@@ -305,7 +308,6 @@ def device_elsewhere(cluster: Cluster | str) -> str | None:
     """Return the cluster's kind of device if this machine has another kind, else None."""
     if cluster == "auto":
         return None
-    from tuner.problem.from_job import cluster_of
     from tuner.workload.node.platforms import detect_cluster
 
     wanted = cluster_of(cluster).device
@@ -356,7 +358,6 @@ def job_of_script(
     training: no limit may be on the whole of it. With `adds_knobs`, knobs of torch that may matter
     are added.
     """
-    from tuner.problem.study_spec import parse_script
     from tuner.workload.scripts.inspection import announce_endless
 
     with ExitStack() as ends:
@@ -364,8 +365,7 @@ def job_of_script(
         launched_here = partial(
             _launched_here, node=here, cluster=cluster, run=run, announce=announce, limit_s=limit_s
         )
-        before = parse_script(run.read_study() or {})
-        look = _Look(cluster, run, announce, adds_knobs)
+        before, look = _job_before(run), _Look(cluster, run, announce, adds_knobs)
         if before is None:
             announce_endless(script, announce)
         if address is None and script.observable and (before is None or before.line):
@@ -373,6 +373,14 @@ def job_of_script(
             if job is not None:
                 return job
         return _inspected(script, before, launched_here, address, look)
+
+
+def _job_before(run: RunFolder) -> ScriptJob | None:
+    if (study := run.read_study()) is None:
+        return None
+    from tuner.problem.study_spec import parse_script
+
+    return parse_script(study)
 
 
 def _observed_here(

@@ -15,7 +15,8 @@ import pytest
 from benchmarks.twin.front import small_job
 from tests.twin import TwinGpu, TwinNode
 from tuner.cluster.joining import NodeAgent
-from tuner.problem.from_job import cluster_of, identity_of
+from tuner.problem.from_job import identity_of
+from tuner.problem.job_request import cluster_of
 from tuner.search_spaces.errors import InputError
 from tuner.study.session import _check_same_study
 from tuner.workload.node.facts import inspect_node
