@@ -802,6 +802,18 @@ batch_size_val: ${{batch_size}}
 """
 
 
+def test_a_length_that_torchtune_does_not_limit_is_assumed_and_no_default(tmp_path: Path) -> None:
+    file = tmp_path / "t.yaml"
+    text = TORCHTUNE.format(component="llama3_1_8b")
+    file.write_text(text.replace("  max_seq_len: 4096\n", ""))
+    found = training_of_file(str(file), 8)
+    (told,) = [sentence for sentence in found.assumed if "tokens a sequence" in sentence]
+    assert told == (
+        "2,048 tokens a sequence, assumed: without tokenizer.max_seq_len, a sequence is as long as "
+        "its text"
+    )
+
+
 @pytest.mark.parametrize(
     ("component", "lora"),
     [

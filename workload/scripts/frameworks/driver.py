@@ -278,13 +278,15 @@ def _fact(name: str, table: Table) -> Fact:
         raise UnknownName("fact", name, tuple(FACTS), where=f" in {table.where}")
     if not isinstance(table.data[name], Mapping):
         return Fact(table.texts(name))
-    part = Table(table.data[name], f"[facts.{name}] of {table.file}", "keys", "default", "cases")
+    where, names = f"[facts.{name}] of {table.file}", ("keys", "default", "cases", "unlimited")
+    part = Table(table.data[name], where, *names)
     cases, default = part.data.get("cases", []), part.value("default")
     if default is not None and type(default) is not int:
         raise InputError(f"default in {part.where} must be an integer")
     if not isinstance(cases, list):
         raise InputError(f"cases in {part.where} must be a list of [value, {{ key = value }}]")
-    return Fact(part.texts("keys"), default, tuple(_case(name, each, part) for each in cases))
+    every = tuple(_case(name, each, part) for each in cases)
+    return Fact(part.texts("keys"), default, every, part.value("unlimited") is True)
 
 
 def _case(fact: str, item: Any, table: Table) -> Case:

@@ -149,12 +149,14 @@ class Case:
 class Fact:
     """Fact of the training (`FACTS`), which keys state and nothing changes.
 
-    The first case that holds counts, else the first of `keys` that is given, else `default`.
+    The first case that holds counts, else the first of `keys` that is given, else `default`: the
+    framework's own, or, if it is `unlimited` without, a usual one.
     """
 
     keys: tuple[str, ...] = ()
     default: Any = None
     cases: tuple[Case, ...] = ()
+    unlimited: bool = False
 
 
 @dataclass(frozen=True)

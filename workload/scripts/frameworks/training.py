@@ -114,6 +114,10 @@ class Facts:
         """Return the framework's default of a fact; 0 if it has none."""
         return int(self._fact(fact).default or 0)
 
+    def unlimited(self, fact: str) -> bool:
+        """Return True if the framework has no default of a fact, and a usual one is assumed."""
+        return self._fact(fact).unlimited
+
     def case(self, fact: str) -> str:
         """Return the value of a fact by its cases; "" if none holds.
 
@@ -513,7 +517,10 @@ def _length(facts: Facts) -> int:
     key, default = facts.named("sequence_length"), facts.default("sequence_length")
     if not default:
         return 0
-    facts.assumed.append(f"{default:,} tokens a sequence, the default of {key}")
+    why = f"the default of {key}"
+    if facts.unlimited("sequence_length"):
+        why = f"assumed: without {key}, a sequence is as long as its text"
+    facts.assumed.append(f"{default:,} tokens a sequence, {why}")
     return default
 
 
