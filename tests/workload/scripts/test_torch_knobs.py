@@ -14,6 +14,7 @@ import pytest
 from tests.support.scripts import CPU, script_job
 from tuner import optimize
 from tuner.problem.run_folder import RunFolder
+from tuner.problem.settings import SearchSettings
 from tuner.search_spaces.cluster import Cluster, load_cluster
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError
@@ -425,7 +426,7 @@ def test_a_model_that_trains_otherwise_when_compiled_costs_one_probe(
         Script(f"{sys.executable} train.py", cwd=tmp_path, steps=10**9),
         runs_dir=tmp_path,
         name="compiled",
-        max_probes=4,
+        search=SearchSettings(max_probes=4),
         report=False,
         progress=False,
         on_progress=lambda event: said.append(event.message),
