@@ -8,12 +8,12 @@ from tuner.search_spaces import library_count
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob, load_job
 from tuner.search_spaces.model_facts import (
-    SOCKET,
     UNKNOWN_MODEL,
     ModelFacts,
     facts_of,
     model_state_parts,
 )
+from tuner.search_spaces.model_sizes import READER
 from tuner.workload.scripts.script_job import ScriptJob
 
 SMALL = {
@@ -225,7 +225,7 @@ def test_without_what_reads_sizes_a_script_has_an_unknown_model(
 ) -> None:
     job = load_job("opt-350m")
     facts_of.cache_clear()
-    monkeypatch.setitem(sys.modules, SOCKET.shipped["sizes"], None)
+    monkeypatch.setitem(sys.modules, READER, None)
     script = ScriptJob("s", model={}, sequence_length=0, global_batch=0, steps=None)
     assert facts_of(script) is UNKNOWN_MODEL
     with pytest.raises(InputError, match="reading the sizes of a model needs a part of joulefront"):
