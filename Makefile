@@ -111,9 +111,10 @@ everyday-alone: install
 	$(PYTEST) -m "$(EVERYDAY) and ($(ALONE))" $(call naming,ray|root)
 
 # What of `everyday-shared` has not passed in the clean root, for want of a compiler, a browser, a
-# database: all of it where no clean root can be made.
+# database: all of it where no clean root was made. PASSED=FILE is another run's file of --junitxml.
+PASSED ?= build/machines/debian-12.xml
 everyday-rest: install
-	$(PYTEST) --above-cpu-limit $(ABOVE) $(SHARED) --passed=build/machines/debian-12.xml \
+	$(PYTEST) --above-cpu-limit $(ABOVE) $(SHARED) --passed=$(PASSED) \
 	    -m "$(EVERYDAY) and not ($(ALONE))"
 
 # The everyday tests of one extra, or of a part of the core: make test-of EXTRA=planner. Pytest ends
