@@ -401,7 +401,8 @@ def test_a_compiled_model_trains_to_the_same_losses_dropout_included(tmp_path: P
         adds_knobs=True,
     )
     assert "compile" in {knob.name for knob in job.knobs}, said
-    assert not [line for line in said if "compile=" in line], "it is proven in its first probe"
+    started = [line for line in said if line.startswith("starting ")]
+    assert not [line for line in started if "compile" in line], "it is proven in its first probe"
 
 
 @pytest.mark.slow
@@ -410,7 +411,7 @@ def test_a_compiled_model_trains_to_the_same_losses_dropout_included(tmp_path: P
     ("trick", "why"),
     [
         ("if torch.compiler.is_compiling(): x = 2 * x", "more than rounding"),
-        ("if torch.compiler.is_compiling(): raise ValueError('not here')", "not here"),
+        ("if torch.compiler.is_compiling(): x = x.reshape(3)", "fake tensor"),
         ("pass", ""),
     ],
 )
