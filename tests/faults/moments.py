@@ -285,6 +285,8 @@ class Kind:
                     left, clocks = wait_gone(mark), self.clocks_wrong(inner)
                 finally:
                     undo()
+                if child.code == 0 and 0 not in self.codes:
+                    continue  # it ended by itself, just before it was struck
                 again = search.finish()
                 left, clocks = left + wait_gone(mark), clocks + self.clocks_wrong(inner)
                 left += self.agents_left(inner)
