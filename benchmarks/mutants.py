@@ -55,6 +55,7 @@ SUBJECTS = {
         ("tests/workload/node/clocks", "tests/online/test_settings.py"),
     ),
     "budget": ("tuner/study/budget.py", ("tests/study",)),
+    "loop": ("tuner/study/loop.py", ("tests/study",)),
     "verdict": (
         "tuner/answer/judge.py",
         (
