@@ -59,6 +59,12 @@ def test_the_number_of_probes_counts_those_in_flight_and_not_the_cancelled_ones(
     assert budget.check(replace(status(2), records=cancelled), 0.0) is None
 
 
+def test_while_nothing_was_measured_a_probe_may_start_until_the_time_is_over():
+    budget = Budget(SearchSettings(search_s=100.0))
+    assert budget.check(status(0, elapsed_s=99.5), 0.0) is None
+    assert budget.check(status(0, elapsed_s=100.5), 0.0) == StopReason("time", {"search_s": 100.0})
+
+
 def test_reserved_probes_are_left_and_said():
     settings = SearchSettings(max_probes=20)
     kept = settings.reserved_probes
