@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,16 +14,17 @@ from tuner.answer.state import points_of
 from tuner.executors.simulated_time import SimulatedExecutor
 from tuner.problem.constraints import Constraints
 from tuner.search_spaces.configuration import Settings
+from tuner.search_spaces.job import TrainingJob
 from tuner.study.rules import front_to_beat
 from tuner.workload.records.probe import ProbeRequest
 
 pytestmark = pytest.mark.usefixtures("next_candidates")
 
 
-def asked(folder: Path, **options: object) -> list[ProbeRequest]:
+def asked(folder: Path, job: TrainingJob = LONG_JOB, **options: object) -> list[ProbeRequest]:
     runner = TalliedRunner(FormulaRunner())
     run_optimize(
-        LONG_JOB,
+        job,
         cluster="cpu-2",
         executor=SimulatedExecutor(runner),
         runs_dir=folder,
@@ -39,6 +41,14 @@ def test_only_probes_of_the_search_may_end_early(tmp_path: Path) -> None:
     assert {r.purpose for r in requests} >= {"baseline", "search", "verify"}
     for request in requests:
         assert bool(request.front) == (request.purpose == "search")
+
+
+def test_a_training_of_unknown_length_has_figures_of_a_step_to_beat(tmp_path: Path) -> None:
+    baseline, first, *_ = asked(tmp_path, replace(LONG_JOB, steps=None))
+    (today,) = FormulaRunner().run(baseline).measurements
+    ((step_time_s, energy_J),) = first.front
+    assert step_time_s == pytest.approx(today.step_time_s, rel=0.3)
+    assert energy_J == pytest.approx(today.energy_per_step_J, rel=0.3)
 
 
 def test_under_a_limit_of_power_every_window_is_measured_to_its_target(tmp_path: Path) -> None:
