@@ -115,7 +115,9 @@ def _of_loader(groups: Sequence[_Group]) -> BatchCount:
 
 
 def _rows(groups: Sequence[_Group]) -> tuple[int, ...] | None:
-    return tuple(shape[0] for group in groups for shape in group.shapes) or None
+    # None if unknown: a model may be called with a number first, as with the time of a diffusion.
+    shapes = [shape for group in groups for shape in group.shapes]
+    return tuple(shape[0] for shape in shapes) if shapes and all(shapes) else None
 
 
 def _without_loader(groups: Sequence[_Group], facts: Mapping[str, Any]) -> BatchCount:

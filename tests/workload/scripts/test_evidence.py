@@ -305,6 +305,9 @@ def group(*drawn: int | None, passes: int = 1, shapes: Any = ((8, 4),)) -> dict[
         (group(8, 8, passes=1), {"first_batch": 5, "first_batches": [5, None]}, (0, 0)),
         # Two batches for one pass of 8 rows: another rank's is among them.
         (group(8, 8, passes=1), {}, (0, 0)),
+        # The model is called with a number first, which has no rows.
+        (group(8, passes=2, shapes=[()]), {}, (0, 0)),
+        (group(8, 8, passes=1, shapes=[(), (8, 4)]), {}, (0, 0)),
     ],
 )
 def test_what_the_counts_leave_open_is_unknown(
