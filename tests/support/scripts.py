@@ -65,3 +65,28 @@ def inspected(
         job = inspect_script(script, blank, runner.run_for_job, cluster=cluster, folder=runs)
         runner.set_job(job)
         yield runner, job
+
+
+#: What a rank tells of an optimizer of torch that loops over its parameters.
+OPTIMIZER = {"kernel": "loop", "kernels": ["foreach", "fused"], "on_device": False}
+
+
+def groups_of_steps(waited: float, updated: float) -> list[dict[str, Any]]:
+    """Return what a rank tells of its first four steps, of a second each.
+
+    `waited` and `updated` are the seconds of a step in the loader and in the optimizer.
+    """
+    return [
+        {
+            "drawn": [[0, 4, False]],
+            "passes": 1,
+            "shapes": [[4, 2]],
+            "loss": 1.0 - number / 10,
+            "took": 1.0,
+            "waited": waited,
+            "updated": updated,
+            "indices": [number],
+            "batches": [100 + number],
+        }
+        for number in range(4)
+    ]

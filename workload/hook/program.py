@@ -52,18 +52,17 @@ def _patch_deepspeed(_: str, deepspeed: Any) -> None:
 def prepare_torch(torch: Any) -> None:
     """Count the steps, and on request the batches, of this process's training."""
     options = state.options
+    inspects = bool(options.get("inspect") or options.get("compares"))
     torch_settings.set_chosen(torch)
     watching.patch_torch(torch)
     if state.probed or options.get("activation_checkpointing"):
-        wanted = options.get("inspect") or options.get("counts")
-        inspects = bool(options.get("inspect") or options.get("compares"))
         counts = (
             batch_counts.StepCounts(torch, watching.counter.takes, inspects=inspects)
-            if wanted or inspects
+            if inspects or options.get("counts")
             else None
         )
         state.seen["counted"], state.seen["watched"] = counts, watching.Forwards(torch, counts)
-    if options.get("inspect") or options.get("compares"):
+    if inspects:
         _seed()
     if options.get("quiet"):
         frames.silence(torch)

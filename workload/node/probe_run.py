@@ -271,13 +271,18 @@ def require_batches(conductor: Conductor, job: TrainingJob, configuration: Confi
 _COMPILERS = ("torch/_dynamo/", "torch/_inductor/")
 
 
+def compared(job: TrainingJob, configuration: Configuration) -> ScriptJob | None:
+    """Return the job if the first steps of a launch are compared with today's, else None."""
+    return job if isinstance(job, ScriptJob) and job.compares(configuration) else None
+
+
 def todays_steps(conductor: Conductor, job: TrainingJob, configuration: Configuration) -> str:
     """Return how the first steps differ from today's, where a knob is proven by them; "" if not."""
-    if not isinstance(job, ScriptJob) or not job.compares(configuration):
+    if (script := compared(job, configuration)) is None:
         return ""
     if conductor.done < GROUPS:
         conductor.run(GROUPS - conductor.done)
-    return differs_from_today(job, configuration, conductor.facts)
+    return differs_from_today(script, configuration, conductor.facts)
 
 
 @dataclass(frozen=True)
@@ -567,8 +572,7 @@ class Probe:
             raise ProbeFailed(Failure("not_taken", why))
 
     def _fails_to_compile(self, failure: Failure) -> bool:
-        job = self.node.job
-        compiles = isinstance(job, ScriptJob) and job.compares(self.launch.configuration)
+        compiles = compared(self.node.job, self.launch.configuration) is not None
         through = any(frame.startswith(_COMPILERS) for frame in failure.frames)
         return compiles and failure.kind == "crash" and through
 

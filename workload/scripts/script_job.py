@@ -401,7 +401,7 @@ class ScriptJob(ScriptTraining, LaunchableJob):
             return ()
         if not self.line:
             return None
-        compiles = self.frame.compiled or any(knob.name == "compile" for knob in self.knobs)
+        compiles = self.frame.compiled or any(knob.name == COMPILE for knob in self.knobs)
         compiles |= "deepspeed" in self.frame.imports
         return {"torch", "setuptools", *self.frame.imports, *["torch._inductor"] * compiles}
 

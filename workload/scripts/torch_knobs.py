@@ -214,11 +214,11 @@ def differs_from_today(
     today = job.frame.first_steps
     # A probe does not look for names: up to Python 3.12 a frame keeps what it was asked for.
     seen = {**facts, "named": today.get("named", {})}
-    others = {knob.name: configuration.get(knob.name) for knob in job.knobs}
     chosen = {
         knob.name: value
         for knob in job.knobs
-        if knob.target[0] == "torch" and (value := others[knob.name]) not in (None, knob.baseline)
+        if knob.target[0] == "torch"
+        and (value := configuration.get(knob.name)) not in (None, knob.baseline)
     }
     split = ("micro_batch", "data_parallel")
     if all(configuration.get(name) == job.baseline.get(name) for name in split):

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.scripts import CPU
+from tests.support.scripts import CPU, OPTIMIZER, groups_of_steps
 from tests.support.studies import record
 from tuner.workload.records.probe import ProbeRecord, ProbeRequest
 from tuner.workload.scripts.command import Observation, Script, program_words
@@ -172,21 +172,12 @@ def test_a_script_without_a_parser_keeps_the_batch_that_it_names(
 
 def first_steps(rank: dict[str, Any], kernel: str = "loop") -> dict[str, Any]:
     """Return the facts of a program that Lightning drives, whose optimizer takes time."""
-    groups = [
-        {
-            "drawn": [[0, 4, False]],
-            "passes": 1,
-            "shapes": [[4, 2]],
-            "loss": 1.0 - number / 10,
-            "took": 1.0,
-            "updated": 0.3,
-            "indices": [number],
-            "batches": [number],
-        }
-        for number in range(4)
-    ]
-    optimizer = {"kernel": kernel, "kernels": ["foreach", "fused"], "on_device": False}
-    facts = {"groups": groups, "optimizer": optimizer, "counts": "optimizer", "compiled": False}
+    facts = {
+        "groups": groups_of_steps(waited=0.0, updated=0.3),
+        "optimizer": {**OPTIMIZER, "kernel": kernel},
+        "counts": "optimizer",
+        "compiled": False,
+    }
     owned = {"micro_batch": 4, "gradient_accumulation": 1}
     return {**facts, "process": rank, "processes": [rank], "owner": "lightning", "owned": owned}
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.scripts import CPU, script_job
+from tests.support.scripts import CPU, OPTIMIZER, groups_of_steps, script_job
 from tuner import optimize
 from tuner.problem.run_folder import RunFolder
 from tuner.problem.settings import SearchSettings
@@ -39,24 +39,10 @@ LOADER = {
     "own_sampler": "",
     "batch_on_device": False,
 }
-OPTIMIZER = {"kernel": "loop", "kernels": ["foreach", "fused"], "on_device": False}
 
 
 def facts(waited: float = 0.5, updated: float = 0.2, **changes: Any) -> dict[str, Any]:
-    groups = [
-        {
-            "drawn": [[0, 4, False]],
-            "passes": 1,
-            "shapes": [[4, 2]],
-            "loss": 1.0 - number / 10,
-            "took": 1.0,
-            "waited": waited,
-            "updated": updated,
-            "indices": [number],
-            "batches": [100 + number],
-        }
-        for number in range(4)
-    ]
+    groups = groups_of_steps(waited, updated)
     seen = {"groups": groups, "loader": LOADER, "optimizer": OPTIMIZER, "reads_by": "number"}
     return {**seen, **changes}
 
