@@ -102,6 +102,17 @@ def test_probes_kept_for_verification_search_where_nothing_is_to_verify(tmp_path
     assert result.recommendation.action == "keep"
 
 
+def test_a_probe_that_fits_the_budget_and_not_beside_the_reserve_is_not_started(tmp_path) -> None:
+    """Of 1.9 kJ a quarter is kept; probes take 0.2 kJ each, one of them from what is kept."""
+    runner = TalliedRunner(DrawnSamples({1: 1.0, 2: 0.5, 4: 0.9, 8: 0.9, 16: 0.9}))
+    result = study(runner, tmp_path, job=LONG_JOB, probe_budget_kJ=1.9)
+    figures = result.stop.figures
+    assert figures["reserved_kJ"] > 0
+    free_kJ = figures["left_kJ"] - figures["reserved_kJ"]
+    assert 0 < free_kJ < figures["needed_kJ"] <= figures["left_kJ"]
+    assert "verify" in purposes(result)
+
+
 def test_a_lucky_window_is_found_out(tmp_path) -> None:
     runner = TalliedRunner(DrawnSamples({1: 1.0, 2: 0.85, 4: 1.0}, lucky={4: 0.5}))
     result = study(runner, tmp_path, max_probes=30)
