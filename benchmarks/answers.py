@@ -26,7 +26,6 @@ from typing import Any
 
 from benchmarks.figures import Figure, arguments, publish
 from benchmarks.noisy_cluster import Noise, NoisyRunner, Truth
-from benchmarks.small_searches import small_figures
 from benchmarks.words import printed, shown_answers
 from tests.golden import NAMES, OUTPUTS, prepared
 from tuner.api import load_result
@@ -255,16 +254,7 @@ def main() -> None:
     parser.add_argument(
         "--only", choices=FIGURES, action="append", help="this figure alone; may be repeated"
     )
-    parser.add_argument(
-        "--small",
-        action="store_true",
-        help="only searches of three to five probes (benchmarks.small_searches)",
-    )
-    parser.add_argument("--zeus", type=Path, help="folder of zeus-nsdi23, for --small")
     options = parser.parse_args()
-    if options.small:
-        publish(small_figures(options.zeus), options.json)
-        return
     seeds = 1 if options.quick else options.seeds
     figures = []
     for name, (measure, unit) in FIGURES.items():

@@ -12,8 +12,6 @@ then compared with the truth:
 - `saving_bias`: mean error of the saving of energy that a recommendation to train states, over the
   mean half-width of its interval; positive is too much. `saving_bias_points` is the same of the
   points of the choice and the baseline.
-- `sure_and_wrong` (with `--disturbed`): share of studies on a node that others use now and then in
-  which a change is recommended that is no better.
 - `exact_error_mean`: mean difference of shown times from the truth where every launch and window is
   exact (`benchmarks.verdicts`): what the posterior adds of its own.
 - `false_confirmations_whole_searches`: share of studies of configurations that do not differ at
@@ -33,7 +31,6 @@ import numpy as np
 
 from benchmarks.figures import Figure, arguments, publish
 from benchmarks.noisy_cluster import (
-    DisturbedRunner,
     Noise,
     NoisyRunner,
     Truth,
@@ -47,7 +44,6 @@ from tuner.executors.simulated_time import SimulatedExecutor
 from tuner.pareto import nondominated
 from tuner.problem.run_folder import RunFolder
 from tuner.problem.settings import SearchSettings
-from tuner.recordings.table import load_table
 from tuner.search_spaces.configuration import Configuration
 from tuner.study.request import StudyRequest
 from tuner.study.session import Session
@@ -88,12 +84,9 @@ class Outcome:
             getattr(self, name).extend(values)
 
 
-def study(
-    truth: Truth, noise: Noise, *, seed: int, probes: int = PROBES, disturbed: bool = False
-) -> Answer:
-    """Run one study of this truth, on a quiet or a `disturbed` node, and return its answer."""
-    runner = DisturbedRunner if disturbed else NoisyRunner
-    executor = SimulatedExecutor(runner(truth, noise, seed=seed))
+def study(truth: Truth, noise: Noise, *, seed: int, probes: int = PROBES) -> Answer:
+    """Run one study of this truth and return its answer."""
+    executor = SimulatedExecutor(NoisyRunner(truth, noise, seed=seed))
     with tempfile.TemporaryDirectory() as folder:
         return Session(
             truth.problem(),
@@ -157,43 +150,6 @@ def _judged(case: tuple[Truth, Noise, int]) -> Outcome:
     return judge(truth, study(truth, noise, seed=seed))
 
 
-def _wrong_under_load(case: tuple[Truth, Noise, int]) -> bool:
-    # Whether a change is recommended that is no better, on a node that others use now and then.
-    truth, noise, seed = case
-    result = study(truth, noise, seed=seed, disturbed=True)
-    if result.baseline is None or result.best is None:
-        return False
-    found = judge(truth, result)
-    return found.confirmed[-1] and not found.truly_better[-1]
-
-
-def sure_and_wrong(studies: int, jobs: int) -> Figure:
-    """Return the share of studies under foreign load that recommend a change that is no better."""
-    truths = [flat_truth() if seed % 2 else made_up_truth(seed) for seed in range(studies)]
-    cases = [(truth, Noise(0.01), seed) for seed, truth in enumerate(truths)]
-    with ProcessPoolExecutor(jobs) as pool:
-        wrong = list(pool.map(_wrong_under_load, cases))
-    print(f"{sum(wrong)} of {studies} studies on a disturbed node recommend what is no better")
-    return Figure("sure_and_wrong", float(np.mean(wrong)), "ratio")
-
-
-def launch_spread(folders: Sequence[Path]) -> list[str]:
-    """Return the pooled relative standard deviation of the repeats that recorded tables hold."""
-    lines = []
-    for folder in folders:
-        table = load_table(folder)
-        repeats = [p.repeats for g in table.groups for p in g.points if len(p.repeats) > 1]
-        if not repeats:
-            continue
-        logs = [np.log(np.array(each)) for each in repeats]
-        time, power = np.sqrt(np.mean([each.var(axis=0, ddof=1) for each in logs], axis=0))
-        lines.append(
-            f"{table.name}: {len(repeats)} points with repeats, which differ by "
-            f"{100 * time:.2f} % in time and {100 * power:.2f} % in power"
-        )
-    return lines
-
-
 def _ratio(pairs: Sequence[tuple[float, float]]) -> float:
     error, half = np.mean(np.array(pairs), axis=0)
     return float(error / half)
@@ -234,17 +190,8 @@ def main() -> None:
     parser.add_argument("--flat", type=int, default=20, help="flat ones at each launch effect")
     parser.add_argument("--jobs", type=int, default=2, help="processes (default: 2)")
     parser.add_argument("--quick", action="store_true", help="a few studies, for a test")
-    parser.add_argument(
-        "--disturbed", action="store_true", help="only studies on a node that others use"
-    )
     options = parser.parse_args()
-    if options.disturbed:
-        count = 2 if options.quick else options.studies
-        publish([sure_and_wrong(count, options.jobs)], options.json)
-        return
     studies, flat = (1, 1) if options.quick else (options.studies, options.flat)
-    for line in launch_spread(options.tables):
-        print(line)
     truths = [made_up_truth(seed) for seed in range(studies)]
     truths += [truth for folder in options.tables for truth in recorded_truths(folder)]
     every, nothing = Outcome(), Outcome()

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import sys
 import tempfile
+import tomllib
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from benchmarks.figures import Figure, arguments, publish
+from benchmarks.figures import ROOT, Figure, arguments, publish
 from tests.support.commands import finished
 from tests.support.scripts import on_every_device
 from tuner.search_spaces.cluster import Cluster, Device
@@ -27,7 +28,7 @@ from tuner.workload.scripts.frameworks.keys import KeyCheck, check_keys
 from tuner.workload.scripts.script_facts import LAUNCH
 
 NODE = Cluster("node", Device("core", "cpu", 2**33, 1e11, 1e10, 2.0, 15.0), devices_per_node=8)
-TORCHTITAN = "torchtitan/train.py"
+TABLE = ROOT / "benchmarks" / "data" / "frameworks.toml"
 
 
 @dataclass(frozen=True)
@@ -44,129 +45,14 @@ class Sample:
     name: str
     command: str
     files: Mapping[str, str] = field(default_factory=dict)
-    packages: tuple[str, ...] = ()
+    packages: Sequence[str] = ()
     versions: str = ""
 
 
-TITAN_TOML = """[training]
-local_batch_size = 4
-seq_len = 128
-steps = 9
-[activation_checkpoint]
-mode = "none"
-"""
-TITAN_FUNCTION = (
-    "from types import SimpleNamespace as N\n\n\ndef small():\n"
-    "    return N(parallelism=N(), activation_checkpoint=None,\n"
-    "             training=N(local_batch_size=4, global_batch_size=32, seq_len=64, steps=9))\n"
-)
-FLAGS = (
-    "--num-layers 4 --hidden-size 64 --num-attention-heads 8 --seq-length 32 --micro-batch-size 1 "
-    "--global-batch-size 32 --train-iters 1000000"
-)
-SAMPLES = (
-    Sample(
-        "torchtitan",
-        f"torchrun --nproc-per-node 8 {TORCHTITAN} --job.config_file run.toml",
-        {TORCHTITAN: "", "run.toml": TITAN_TOML},
-        ("torchtitan==0.2.2",),
-        versions=">=0.1,<0.3",
-    ),
-    Sample(
-        "torchtitan",
-        f"torchrun --nproc-per-node 8 {TORCHTITAN} --module ours --config small",
-        {TORCHTITAN: "", "ours.py": TITAN_FUNCTION},
-        ("torchtitan==0.3.0",),
-        versions=">=0.3",
-    ),
-    Sample(
-        "megatron-lm",
-        f"torchrun --nproc-per-node 8 pretrain_gpt.py {FLAGS}",
-        {"pretrain_gpt.py": "import megatron.training\n"},
-        ("megatron-core==0.16.1",),
-    ),
-    Sample(
-        "transformers-trainer",
-        "torchrun --nproc-per-node 8 sft.py --config sft.yaml",
-        {
-            "sft.py": "from transformers import HfArgumentParser\n",
-            "sft.yaml": "per_device_train_batch_size: 4\ngradient_accumulation_steps: 2\n",
-        },
-        ("transformers", "accelerate"),
-    ),
-    Sample(
-        "accelerate",
-        "torchrun --nproc-per-node 8 train.py",
-        {"train.py": "from accelerate import Accelerator\n"},
-        ("accelerate",),
-    ),
-    Sample(
-        "llama-factory",
-        "llamafactory-cli train f.yaml",
-        {"f.yaml": "per_device_train_batch_size: 4\ncutoff_len: 64\nmax_steps: 9\n"},
-        ("llamafactory==0.9.5", "transformers"),
-    ),
-    Sample(
-        "llama-factory-v1",
-        "llamafactory-cli sft f.yaml",
-        {
-            "f.yaml": "model: Qwen/Qwen3-0.6B\ntrain_dataset: data.yaml\nmicro_batch_size: 2\n"
-            "global_batch_size: 64\ncutoff_len: 64\nmax_steps: 9\n"
-        },
-        ("llamafactory==0.9.5", "transformers"),
-    ),
-    Sample(
-        "axolotl",
-        "torchrun --nproc-per-node 8 -m axolotl.cli.train a.yaml",
-        {"a.yaml": "micro_batch_size: 2\nsequence_len: 64\n"},
-        ("axolotl==0.19.0",),
-    ),
-    Sample(
-        "lightning",
-        "main.py fit --data.batch_size 4",
-        {"main.py": "from lightning.pytorch.cli import LightningCLI\n"},
-        ("lightning",),
-    ),
-    Sample(
-        "litgpt",
-        "-m litgpt pretrain pythia-14m --train.micro_batch_size 4 --train.global_batch_size 64",
-        {},
-        ("litgpt==0.5.13",),
-    ),
-    Sample(
-        "nanogpt",
-        "torchrun --nproc-per-node 8 train.py --batch_size=4",
-        {
-            "train.py": "gradient_accumulation_steps = 5 * 8\nbatch_size = 12\nblock_size = 64\n"
-            "max_iters = 9\nexec(open('configurator.py').read())\n"
-        },
-    ),
-    Sample(
-        "nemo-automodel",
-        "torchrun --nproc-per-node 8 -m nemo_automodel.recipes.llm.train_ft --config f.yaml",
-        {"f.yaml": "step_scheduler:\n  local_batch_size: 2\n  global_batch_size: 64\n"},
-        ("nemo-automodel==0.7.0",),
-    ),
-    Sample(
-        "torchtune",
-        "torchrun --nproc-per-node 8 full_finetune.py --config f.yaml",
-        {
-            "full_finetune.py": "from torchtune import config\n",
-            "f.yaml": "tokenizer:\n  max_seq_len: 64\nmodel:\n  _component_: "
-            "torchtune.models.llama3_2.llama3_2_1b\ncheckpointer:\n  checkpoint_dir: weights\n"
-            "optimizer:\n  _component_: torch.optim.AdamW\n  fused: true\n"
-            "batch_size: 2\ngradient_accumulation_steps: 1\nmax_steps_per_epoch: 9\n",
-        },
-        ("torchtune==0.6.1",),
-    ),
-    Sample(
-        "megatron-bridge",
-        "torchrun --nproc-per-node 8 run.py train.micro_batch_size=2 train.global_batch_size=64 "
-        "model.tensor_model_parallel_size=2",
-        {"run.py": "from megatron.bridge import recipes\n"},
-        ("megatron-bridge==0.3.1", "megatron-core==0.16.1"),
-    ),
-)
+def samples() -> list[Sample]:
+    """Return the samples, at least one of each driver."""
+    rows = tomllib.loads(TABLE.read_text(encoding="utf-8"))["sample"]
+    return [Sample(**row) for row in rows]
 
 
 @dataclass(frozen=True)
@@ -271,7 +157,7 @@ def contract(sample: Sample, sources: Mapping[str, Path], wheels: Path, folder: 
 def measure(sources: Mapping[str, Path], only: Sequence[str]) -> list[Row]:
     """Return a row for each framework."""
     rows = []
-    for sample in SAMPLES:
+    for sample in samples():
         if only and sample.name not in only:
             continue
         with tempfile.TemporaryDirectory() as made:

@@ -45,7 +45,6 @@ def run(runner: LocalRunner, configuration: Configuration, name: str) -> ProbeRe
 def main() -> None:
     parser = arguments("a probe's launch cost")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--offload", action="store_true", help="time the CPU Adam build too")
     options = parser.parse_args()
     cluster = detect_cluster()
     ranks = min(2, cluster.devices_per_node)
@@ -66,14 +65,6 @@ def main() -> None:
             Figure("later_probes_median_s", statistics.median(later), "s"),
             Figure("later_probes_worst_s", max(later), "s"),
         ]
-        if options.offload:
-            seconds = runner.prepare(["CPUAdamBuilder"])
-            print(f"loading CPU Adam took {seconds:.1f} s (a compile where it was not cached)")
-            figures.append(Figure("cpu_adam_load_s", seconds, "s"))
-            offload = Configuration.of(
-                data_parallel=ranks, micro_batch=4, zero_stage=2, optimizer_offload="cpu"
-            )
-            figures.append(Figure("offload_probe_s", run(runner, offload, "offload").launch_s, "s"))
         runner.close()
         print(f"({time.monotonic() - began:.0f} s so far)")
         fresh = LocalRunner(job, cluster, run_dir=folder, new_interpreter=True)

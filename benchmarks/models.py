@@ -24,7 +24,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks import layers
 from benchmarks.figures import Figure, arguments, publish
 from tuner.search_spaces import built_model
 from tuner.search_spaces.errors import InputError
@@ -356,7 +355,6 @@ def main() -> None:
             Figure("fit_cpu_s_experts", _fit_of_experts_s(), "s"),
             *_hostile_figures(),
             *_diffusers_figures(),
-            *layers.figures(),
         ],
         options.json,
     )

@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -21,7 +21,6 @@ from tuner.recordings.table import load_table
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.space import Candidates
 from tuner.workload.node.measure.statistics import standard_error
-from tuner.workload.node.measure.stragglers import ForeignLoad
 from tuner.workload.records.probe import Measurement, MeterInfo, ProbeRecord, ProbeRequest, Runner
 
 METER = MeterInfo("drawn", "gpu", "a benchmark's draws")
@@ -217,36 +216,3 @@ class NoisyRunner(Runner):
 
     def close(self) -> None:
         """Do nothing."""
-
-
-class DisturbedRunner(NoisyRunner):
-    """Runner on a node on which other processes come and go.
-
-    Every other launch finds others on a share of the cores. What that costs is known to nobody: a
-    step takes between its own time and 1 / (1 - share) of it, and power moves with it by half.
-    """
-
-    def run(self, request: ProbeRequest) -> ProbeRecord:
-        """Measure as on a quiet node, then disturb each window."""
-        record = super().run(request)
-        rng = draws(self._seed, request.probe_id, "load")
-        share = float(rng.uniform(0.1, 0.9)) if rng.random() < 0.5 else 0.0
-        slower = (1 - share) ** -float(rng.random())
-        drawn = slower ** float(rng.uniform(-0.5, 0.5))
-        measured = (_disturbed(m, share, slower, drawn) for m in record.measurements)
-        return replace(record, measurements=tuple(measured))
-
-
-def _disturbed(measured: Measurement, share: float, slower: float, drawn: float) -> Measurement:
-    """Return a window whose steps took `slower` times as long at `drawn` times the power."""
-    scaled = replace(
-        measured,
-        step_time_s=measured.step_time_s * slower,
-        step_time_se_s=measured.step_time_se_s * slower,
-        step_times_s=tuple(each * slower for each in measured.step_times_s),
-        power_W=measured.power_W * drawn,
-        power_se_W=measured.power_se_W * drawn,
-        energy_J=measured.energy_J * slower * drawn,
-        window_s=measured.window_s * slower,
-    )
-    return ForeignLoad(share).widened(scaled)

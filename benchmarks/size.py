@@ -17,8 +17,7 @@ entry points `optimize`, `plan` and `replay` are left out of `most_parameters`; 
 is named above the figures. `lines.tuner` are the modules beside the packages, `docs_words` the
 words of `docs` and of the changelog, `import_cycles` the groups of modules that import each other
 (inside functions, too). `imports_running_up` are imports against `LAYERS`, and inside `workload`
-against `WORKLOAD_PARTS`; `words_of_patterns` the names, docstrings and messages that
-`benchmarks.language` finds (`--words` lists them).
+against `WORKLOAD_PARTS`.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ from collections import Counter
 from collections.abc import Iterator
 
 from benchmarks.figures import ROOT, Figure, arguments, publish
-from benchmarks.language import matches
 from benchmarks.ledger import Ledger
 from benchmarks.source import Module, production
 from benchmarks.walk import PROBE, Walk, figures_of_walk, walk_of_a_request
@@ -276,7 +274,6 @@ def measure(
 ) -> dict[str, int]:
     """Return every figure by its name."""
     over = too_long(pieces)
-    words = Counter(match.kind for match in matches(modules))
     return {
         **lines_of_parts(ledger),
         "benchmark_lines": _lines("benchmarks"),
@@ -292,8 +289,6 @@ def measure(
         "import_cycles": len(import_cycles(modules)),
         "core_imports_extras": len(core_imports_extras(modules, ledger)),
         **lines_of_modes(ledger),
-        "words_of_patterns": words.total(),
-        **{f"{kind}s_of_patterns": words[kind] for kind in ("name", "docstring", "message")},
     }
 
 
@@ -301,16 +296,12 @@ def main() -> None:
     """Print the longest pieces and the figures."""
     parser = arguments("size and shape of the code")
     parser.add_argument("--top", type=int, default=5, help="pieces to name (default: 5)")
-    parser.add_argument("--words", action="store_true", help="list the words of patterns")
     parser.add_argument("--walk", action="store_true", help="walk through one request (a minute)")
     parser.add_argument(
         "--verbose", action="store_true", help="list what the figures of core and request count"
     )
     options = parser.parse_args()
     modules, ledger = production(), Ledger.read()
-    if options.words:
-        for match in matches(modules):
-            print(f"{match.place}: {match.kind}, {match.pattern}: {match.text}")
     pieces = largest_pieces(modules)
     for what, found in pieces.items():
         for length, name in found[: options.top]:

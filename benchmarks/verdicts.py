@@ -1,4 +1,4 @@
-"""Error rates of recommendations, and of drift detection.
+"""Error rates of recommendations.
 
 Whole made-up searches whose truth is known: a baseline and nine other configurations, of which the
 search measures what its limit of probes leaves room for (one rough window a launch), the baseline
@@ -22,7 +22,6 @@ from benchmarks.made_up_searches import (
     CONFIGURATIONS,
     EXACT,
     MACHINES,
-    METER,
     SPREADS,
     STEPS,
     Machine,
@@ -33,7 +32,6 @@ from tuner.answer.judge import Judge, advise, failed_again
 from tuner.answer.parts import Point
 from tuner.answer.posterior import LaunchPosterior, Windows
 from tuner.answer.state import points_of
-from tuner.deploy.train import DriftMonitor, Expectation
 from tuner.problem.constraints import Constraints
 from tuner.problem.settings import SearchSettings
 from tuner.study.rules import REPEAT_AFTER
@@ -107,17 +105,6 @@ def exact_error(searches: int) -> Figure:
     off = [100 * search(Row("10", EXACT), 100_000 + i).off for i in range(searches)]
     print(f"exact launches: times are shown {np.mean(off):.2f} % off, {max(off):.2f} % at worst")
     return Figure("exact_error_mean", float(np.mean(off)), "%")
-
-
-def drift_at(rng: np.random.Generator, off: float, blocks: int) -> int | None:
-    """The block at which a drift of the step time is told; None where none is."""
-    expected = Expectation("drawn", 0.5, 100.0, (0.495, 0.505), (98.0, 102.0), 1000, METER)
-    monitor = DriftMonitor(expected)
-    for number in range(blocks):
-        seconds = 0.5 * (1 + off) * math.exp(rng.normal(0, 0.01))
-        if monitor.add_block(10, 10 * seconds, 1000 * seconds):
-            return number + 1
-    return None
 
 
 def rows(quick: bool) -> list[Row]:
@@ -200,23 +187,8 @@ def figures_of(kinds: dict[Row, list[Outcome]]) -> list[Figure]:
     return figures
 
 
-def _drifts(trials: int) -> list[Figure]:
-    figures = []
-    for off, blocks in ((0.0, 1000), (0.03, 1000), (0.05, 1000), (0.10, 1000)):
-        rng = np.random.default_rng(int(1000 * off))
-        told = [drift_at(rng, off, blocks) for _ in range(trials)]
-        seen = [block for block in told if block is not None]
-        share = 100 * len(seen) / trials
-        middle = float(np.median(seen)) if seen else math.nan
-        print(f"step time {100 * off:.0f} % off: told in {share:.0f} %, after {middle:.0f} blocks")
-        figures.append(Figure(f"drift_{100 * off:.0f}_per_cent_told", share, "%"))
-        if off and seen:
-            figures.append(Figure(f"drift_{100 * off:.0f}_per_cent_blocks", middle, "count"))
-    return figures
-
-
 def main() -> None:
-    parser = arguments("how often recommendations and drift detection are right")
+    parser = arguments("how often recommendations are right")
     parser.add_argument("--trials", type=int, default=400, help="searches a row")
     parser.add_argument("--first", type=int, default=100_000, help="first seed")
     parser.add_argument("--quick", action="store_true", help="only the rows that the aims name")
@@ -225,7 +197,7 @@ def main() -> None:
     for row, outcomes in zip(kinds, measured(kinds, options.trials, options.first), strict=True):
         found[row] = outcomes
         told(row, outcomes)
-    publish([*figures_of(found), *_drifts(max(20, options.trials // 4))], options.json)
+    publish(figures_of(found), options.json)
 
 
 if __name__ == "__main__":

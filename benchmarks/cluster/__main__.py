@@ -11,7 +11,7 @@ from importlib import import_module
 from benchmarks.figures import Figure, arguments, publish
 
 #: Modules of this package, in the order in which they run.
-PARTS = ("lead", "schedule", "page", "states")
+PARTS = ("lead", "schedule", "states")
 
 
 def main() -> None:

@@ -76,7 +76,7 @@ def overhead(hour: Hour) -> str:
     """Measure what metering costs the training."""
     pairs = "2" if hour.rehearse else "8"
     figures = hour.work / "metering.json"
-    words = ("--windows", "0", "--seconds", "0", "--pairs", pairs, "--json", str(figures))
+    words = ("--pairs", pairs, "--json", str(figures))
     told, end = hour.command(sys.executable, "-m", "benchmarks.metering", *words)
     if not told:
         return end

@@ -17,8 +17,7 @@ recorded (`--seeds`), and those that are made (`--made`, `benchmarks.search.made
 figure of its own beside other tables.
 
 On jackknifed tables tuned, seen and held-out groups also stand apart
-(`benchmarks.search.problems`), and with `--questions` a deadline and an energy budget are answered
-on them (`benchmarks.search.question`). If a table names the job and cluster that it recorded
+(`benchmarks.search.problems`). If a table names the job and cluster that it recorded
 (`[predicted_by]`), `joulefront+models` is joulefront with the analytic models of that job, as in a
 study.
 """
@@ -46,7 +45,6 @@ from benchmarks.search.made_up import KINDS, problems_of
 from benchmarks.search.names import OURS
 from benchmarks.search.own_stop import ending, own_stops, search_to_own_stop
 from benchmarks.search.problems import Problem, load_problem
-from benchmarks.search.question import question_figures
 from benchmarks.search.runner import RunOptions, all_runs
 from benchmarks.search.samplers import DEFAULT_SAMPLERS, NAMES, SWEEPING, WITH_MODELS
 from benchmarks.search.statistics import figure_name
@@ -104,11 +102,6 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="a run that has not found the front after N measurements counts as one that never "
         "does; what it then misses is printed (default 400)",
-    )
-    add(
-        "--questions",
-        action="store_true",
-        help="also answer a deadline and an energy budget on the jackknifed tables",
     )
     add("--jobs", type=int, default=1, metavar="N", help="processes (default 1)")
     add(
@@ -195,11 +188,7 @@ def jackknife_part(options: argparse.Namespace, problems: Sequence[Problem]) -> 
         runs |= all_runs(each, tables)
         stops |= own_stops(tables, (seed,), ending(options.samplers), options.pieces)
     kind = Kind("jackknifed", runs, stops)
-    figures = split_figures(kind) + kind_figures(kind)
-    if options.questions:
-        tables = list(dict.fromkeys(problem for problem, _ in runs))
-        figures += question_figures(tables, options.most, options.pieces)
-    return figures
+    return split_figures(kind) + kind_figures(kind)
 
 
 def recorded_part(options: argparse.Namespace, problems: Sequence[Problem]) -> list[Figure]:

@@ -267,7 +267,6 @@ def over_all(figures: Sequence[Figure]) -> list[Figure]:
         ("missing_p90", max, "%"),
         ("relaunches", max, "count"),
         ("driver_cpu_s_per_probe", max, "s"),
-        ("question_over_own_oracle", max, "ratio"),
     )
     own = [one for one in figures if not one.name.startswith(MODELLED)]
     for name, of, unit in every:

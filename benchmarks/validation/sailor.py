@@ -18,7 +18,6 @@ from benchmarks.validation.comparison import Comparison, quantiles, table
 from benchmarks.validation.ran import SAILOR
 from tuner.models.analytic.constants import Constants, constants_of, load_constants
 from tuner.models.analytic.model import AnalyticModel
-from tuner.models.scale_out import CorrectedFigure, Predict, ScaleOut
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import load_job
@@ -39,8 +38,6 @@ SCOPE = (
     "degree (4), with 6 fitted constants: interpolation. Another program, model or degree was not "
     "tested"
 )
-#: What counts as the few GPUs at hand.
-FEW_GPUS = 8
 
 
 @dataclass(frozen=True)
@@ -152,7 +149,6 @@ def compare(shared: Path, *, refit: bool = False) -> Comparison:
         if abs(np.log(plans[a].time_s / plans[b].time_s)) > np.log(1.1)
     ]
     right = sum((said[a][0] < said[b][0]) == (plans[a].time_s < plans[b].time_s) for a, b in pairs)
-    scaled = _scale_out(plans)
     rows = [
         (
             plan.label,
@@ -174,7 +170,6 @@ def compare(shared: Path, *, refit: bool = False) -> Comparison:
         *table(heads, rows),
         f"held out: the constants fitted again without that plan. {SCOPE}",
         f"order of pairs that differ by more than 10 %: {right} of {len(pairs)} right",
-        *scaled.lines,
         "distrusted: dp4 pp1 tp4 on 16, whose recorded gradient reduction (1.06 s of a 1.24 s "
         "iteration) leaves 0.17 s for eight micro-batches that take 1.2 s elsewhere; its "
         "iteration time is used, its reduction is not",
@@ -199,12 +194,7 @@ def compare(shared: Path, *, refit: bool = False) -> Comparison:
             Figure(f"{name}_median_error", 100 * median, "%"),
             Figure(f"{name}_worst_error", 100 * worst, "%"),
         ]
-    figures += [
-        Figure("sailor_order_right", right / len(pairs), "ratio"),
-        Figure("sailor_scale_out_median_error", 100 * quantiles(scaled.errors)[0], "%"),
-        Figure("sailor_scale_out_worst_error", 100 * quantiles(scaled.errors)[2], "%"),
-        Figure("sailor_scale_out_coverage", scaled.inside / len(scaled.plans), "ratio"),
-    ]
+    figures.append(Figure("sailor_order_right", right / len(pairs), "ratio"))
     return Comparison(
         "sailor",
         "Sailor's measured plans of OPT-350M on GH200",
@@ -214,69 +204,3 @@ def compare(shared: Path, *, refit: bool = False) -> Comparison:
         f"median {100 * quantiles(time_held)[0]:.1f} %, worst "
         f"{100 * quantiles(time_held)[2]:.1f} %. {SCOPE}",
     )
-
-
-@dataclass(frozen=True)
-class ScaledOut:
-    """Plans on many GPUs, predicted from plans on few.
-
-    Attributes:
-        few: how many plans were at hand.
-        plans: what was predicted.
-        said: with intervals.
-    """
-
-    few: int
-    plans: list[Plan]
-    said: CorrectedFigure
-
-    @property
-    def errors(self) -> list[float]:
-        return [float(m / p.time_s - 1) for m, p in zip(self.said.median, self.plans, strict=True)]
-
-    @property
-    def inside(self) -> int:
-        low, high = self.said.low, self.said.high
-        return sum(bool(a <= p.time_s <= b) for a, b, p in zip(low, high, self.plans, strict=True))
-
-    @property
-    def lines(self) -> list[str]:
-        columns = self.said.median, self.said.low, self.said.high
-        rows = [
-            (plan.label, *(f"{v:.3f}" for v in (plan.time_s, m, low, high)), f"{100 * e:+.1f} %")
-            for plan, e, m, low, high in zip(self.plans, self.errors, *columns, strict=True)
-        ]
-        median, _, worst = quantiles(self.errors)
-        return [
-            f"scale-out: the defaults of any GPU, corrected by the {self.few} plans on at most "
-            f"{FEW_GPUS} GPUs alone",
-            *table(("plan", "s", "predicted", "from", "to (90 %)", "off"), rows),
-            f"scale-out: median error {100 * median:.1f} %, {100 * worst:.1f} % at worst; "
-            f"{self.inside} of {len(self.plans)} inside their 90 % intervals (so few say little)",
-        ]
-
-
-def _logs(plans: list[Plan]) -> Predict:
-    """Log step times of plans by the constants, shape (n, 1)."""
-    return lambda constants: np.log([[plan.predict(constants)[0]] for plan in plans])
-
-
-def _scale_out(plans: list[Plan]) -> ScaledOut:
-    """The constants of any GPU, corrected by the plans on few GPUs, predict those on many.
-
-    Nothing that Sailor's plans were fitted to enters but that this program waits for the host's
-    dispatch (`dispatch_hidden`), which is no amount that a fit could move.
-    """
-    few = [plan for plan in plans if plan.gpus <= FEW_GPUS]
-    many = [plan for plan in plans if plan.gpus > FEW_GPUS]
-    base = replace(load_constants("cuda"), dispatch_hidden=0.0)
-
-    line = ScaleOut(
-        base,
-        _logs(few),
-        gpus=[plan.gpus for plan in few],
-        launches=[plan.label for plan in few],
-        measured=np.log([[plan.time_s] for plan in few]),
-    )
-    said = line.correct(_logs(many), [plan.gpus for plan in many]).step_time_s
-    return ScaledOut(len(few), many, said)

@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.frameworks import SAMPLES, Sample, contract, driver_of, figures, measure
+from benchmarks.frameworks import Sample, contract, driver_of, figures, measure, samples
 from tuner.workload.scripts.frameworks import shipped_drivers
 
 pytestmark = pytest.mark.usefixtures("launchers_here")
 
 
 def test_every_driver_has_a_sample() -> None:
-    named = [driver_of(sample) for sample in SAMPLES]
+    named = [driver_of(sample) for sample in samples()]
     assert sorted(map(id, named)) == sorted(map(id, shipped_drivers()))
 
 
-@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: f"{sample.name}{sample.versions}")
+@pytest.mark.parametrize("sample", samples(), ids=lambda sample: f"{sample.name}{sample.versions}")
 def test_a_sample_is_recognised_and_its_baseline_changes_nothing(
     sample: Sample, tmp_path: Path
 ) -> None:

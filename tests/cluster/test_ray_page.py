@@ -18,7 +18,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.cluster.page import lines_of_page
 from tests.needs import require
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,6 +35,13 @@ SCP = """#!/bin/bash
 [ "$1" = -p ] && shift
 cp -p "$1" "{top}/${{2%%:*}}/${{2#*:}}"
 """
+
+
+def lines_of_page() -> list[str]:
+    """Return the lines of shell by which docs/clusters.md starts a cluster."""
+    page = (ROOT / "docs" / "clusters.md").read_text()
+    section = page.partition("## Start a Ray cluster")[2]
+    return re.findall(r"```text\n(.*?)```", section, re.DOTALL)[0].splitlines()
 
 
 def ip(*words: str) -> None:
