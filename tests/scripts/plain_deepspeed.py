@@ -39,3 +39,6 @@ for _ in range(args.epochs):
                 torch.save({"steps": steps}, f"{args.save}.pt")
             if steps == 3 and torch.distributed.get_rank() == 0:
                 print("loss", float(loss), flush=True)
+# Without both, an interpreter sometimes aborts at its end under live collectives (torch 2.13).
+torch.distributed.barrier()
+deepspeed.comm.destroy_process_group()
