@@ -41,6 +41,7 @@ LONG = (
     "rank closes its output",
     "rank dies of a segmentation fault",
     "rank exits",
+    "Ray agent killed while it measures",
     "Ray agent killed while its probe waits to go on",
     "Ray node killed while its probe waits to go on",
 )
