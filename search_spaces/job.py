@@ -57,7 +57,8 @@ class TodayFacts:
     sources: Mapping[str, str]
 
     @property
-    def lines(self) -> tuple[str, str, str]:
+    def lines(self) -> tuple[str, ...]:
+        """Ranks and batch, length, and today's knobs if there are any."""
         batch = "global batch unknown (--global-batch N tells it)"
         if self.global_batch:
             micro, times = self.micro_batch or "?", self.accumulation or "?"
@@ -67,25 +68,33 @@ class TodayFacts:
         length = "unknown, so energy and time are per optimizer step (--steps N gives the total)"
         if self.steps:
             length = f"{self.steps:,} optimizer steps{self._source('steps')}"
-        knobs = ", ".join(
-            f"{name}={value}{self._source(name)}"
-            for name, value in self.knobs.items()
-            if name not in ("data_parallel", "micro_batch")  # in the first line
-        )
         plural = "s" * (self.ranks != 1)
         return (
             f"today: {self.ranks} rank{plural}{self._source('ranks')}, {batch}"
             + (f" ({of})" if of else ""),
             f"length: {length}",
-            f"today's knobs: {knobs or 'all as by default'}",
+            *self._knob_lines({}),
         )
 
+    def _knob_lines(self, told: Mapping[str, Value]) -> tuple[str, ...]:
+        knobs = [
+            f"{name}={value}{self._source(name)}"
+            for name, value in self.knobs.items()
+            if name not in ("data_parallel", "micro_batch")  # in the first line
+            if told.get(name) != value
+        ]
+        return (f"today's knobs: {', '.join(knobs)}",) if knobs else ()
+
     def changed_lines(self, before: TodayFacts) -> tuple[str, ...]:
-        """Return the lines that differ from earlier ones; a proof if it is all that was added."""
+        """Return the lines that differ from earlier ones: of the knobs those that are new or have
+        another value, and a proof where it is all that changed of the batch."""
+        of_knobs = self._knob_lines(before.knobs)
+        here, there = replace(self, knobs={}), replace(before, knobs={})
         proven = self._batch_sources != before._batch_sources
-        if proven and replace(self, sources={}) == replace(before, sources={}):
-            return (f"proven: {self._batch_sources}",)
-        return tuple(line for line in self.lines if line not in before.lines)
+        if proven and replace(here, sources={}) == replace(there, sources={}):
+            return (f"proven: {self._batch_sources}", *of_knobs)
+        changed = [line for line in here.lines if line not in there.lines]
+        return (*changed, *of_knobs)
 
     @property
     def _batch_sources(self) -> str:

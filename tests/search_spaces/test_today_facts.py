@@ -19,10 +19,26 @@ COUNTED = TodayFacts(
 PROOF = "--bs 16 and --accum 2: at 8 x 4 the same 32 samples a step and rank"
 
 
-def test_knobs_at_their_defaults_are_not_denied() -> None:
-    assert COUNTED.lines[2] == "today's knobs: all as by default"
+def test_no_line_is_made_of_no_knobs() -> None:
+    assert len(COUNTED.lines) == 2
     set_by_user = replace(COUNTED, knobs={"threads": 4, "micro_batch": 16})
     assert set_by_user.lines[2] == "today's knobs: threads=4"
+
+
+def test_each_knob_is_told_once() -> None:
+    """They were told up to three times, each time with one knob more."""
+    first = replace(COUNTED, knobs={**COUNTED.knobs, "zero_stage": 1})
+    more = replace(first, knobs={**first.knobs, "optimizer_kernel": "loop", "threads": 2})
+    assert more.changed_lines(first) == ("today's knobs: optimizer_kernel=loop, threads=2",)
+    assert more.changed_lines(more) == ()
+    other = replace(more, knobs={**more.knobs, "zero_stage": 2}, sources={"zero_stage": "--today"})
+    assert other.changed_lines(more)[-1] == "today's knobs: zero_stage=2 (--today)"
+    # A proof is told as one, whatever knobs came with it.
+    proven = replace(more, sources=dict.fromkeys(COUNTED.sources, PROOF))
+    assert proven.changed_lines(first) == (
+        f"proven: micro-batch and accumulation: {PROOF}",
+        "today's knobs: optimizer_kernel=loop, threads=2",
+    )
 
 
 def test_of_the_same_values_only_a_proof_is_new() -> None:

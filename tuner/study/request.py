@@ -227,7 +227,7 @@ class StudyRequest(JobRequest):
         problem = problem_of_job(request, predicted=self.simulated)
         if inspected is not None and before is None and not _splits(problem, inspected):
             if (threaded := with_threads(inspected, cluster)) is not None:
-                announce(f"{_why_threads(inspected)}, so the threads of a rank are searched")
+                announce(_why_threads(inspected))
                 request = replace(request, job=threaded)
                 problem = problem_of_job(request, predicted=self.simulated)
             elif len(problem.candidates) < 2:
@@ -236,7 +236,8 @@ class StudyRequest(JobRequest):
             for sentence in _opened_by_an_edit(inspected, request):
                 announce(sentence)
         if inspected is not None and isinstance(problem.job, ScriptJob):
-            announce_today(problem.job, announce, problem.baseline, before=inspected)
+            told = inspected.without_torch_knobs  # those of torch are told with the others
+            announce_today(problem.job, announce, problem.baseline, before=told)
         if problem.length is None:
             self.constraints.require_limits_of_a_step()
         if self.simulated:
@@ -396,7 +397,7 @@ def _observed_here(
 
     script.require_startable()
     if before is not None and (again := before.observed_again(script)) is not None:
-        announce_today(again, look.announce)
+        announce_today(again.without_torch_knobs, look.announce)
         return again
     run_probe = launched_here(job_to_observe(script), ahead=script.probable_imports)
     seen = observe_script(
@@ -450,7 +451,7 @@ def _inspected(
         ranks = nodes * ranks_today(script, look.cluster, nodes)
         again = before.inspected_again(script, ranks, launcher_on(script, look.cluster))
         if again is not None:
-            announce_today(again, look.announce)
+            announce_today(again.without_torch_knobs, look.announce)
             return again
     blank = blank_job(script, look.cluster, nodes)
     inspect = partial(
@@ -585,12 +586,12 @@ def _expected_of_splits(job: ScriptJob, request: StudyRequest) -> str:
 
 
 def _why_threads(job: ScriptJob) -> str:
-    """Return why a script's batch is not searched, a sentence without its stop."""
+    """Return why a script's batch is not searched but its threads, a sentence without its stop."""
     offer = job.offers["micro_batch"]
+    threads = f"the threads of a rank are searched{', too' if job.knobs else ''}"
     if offer.turned:
-        return f"its batch of {job.global_batch} can be split no other way here"
-    able = "its batch" if job.knobs else "the script itself"
-    return f"nothing of {able} can be set (its micro-batch: {offer.why})"
+        return f"its batch of {job.global_batch} can be split no other way here; {threads}"
+    return f"its batch stays as it is: {offer.why}; {threads}"
 
 
 def _nothing_to_try(job: ScriptJob, command: str) -> NothingToTry:

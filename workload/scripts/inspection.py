@@ -105,9 +105,9 @@ def inspect_script(
     announce_optimizers(facts, announce)
     inspect = LaunchInspector(run, folder, announce)
     found = proven(job, facts, inspect, devices=cluster.devices_per_node)
+    announce_today(found, announce, before=job)
     if adds_knobs:
         found = with_torch_knobs(found, facts, inspect.of_torch, cluster, announce)
-    announce_today(found, announce, before=job)
     return found
 
 

@@ -33,7 +33,7 @@ from tuner.workload.scripts.script_job import ScriptJob
 from tuner.workload.scripts.torch_knobs import with_torch_knobs
 
 #: Why a program without a knob is started as it stands, a phrase.
-NOTHING_TO_SET = "no argument of it is known to carry its batch"
+NOTHING_TO_SET = "none of its arguments changes"
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ def job_of_observed(
     if not why:
         job, why = _of_ranks(seen, blank, inspect, with_added, cluster=cluster)
         if not why:
-            announce_today(job, announce, before=today)
+            announce_today(job.without_torch_knobs, announce, before=today)
             return with_added(job)
     announce(f"each probe starts your command as it stands: {why}")
     job = replace(today, frame=replace(today.frame, ranks_stay=why))

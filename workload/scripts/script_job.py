@@ -140,6 +140,11 @@ class ScriptJob(ScriptTraining, LaunchableJob):
         return replace(self, knobs=kept, assumed=tuple(dict.fromkeys([*self.assumed, *left_out])))
 
     @property
+    def without_torch_knobs(self) -> ScriptJob:
+        """This job without the knobs that the hook sets in any program of torch."""
+        return replace(self, knobs=tuple(k for k in self.knobs if k.target[0] != "torch"))
+
+    @property
     def user_command(self) -> UserCommand:
         """The words of each rank, with the variables of the launcher's line."""
         env = self.launcher.env if self.launcher else {}
