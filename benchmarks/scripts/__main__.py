@@ -6,8 +6,9 @@ cache folder, one JSON each, so an interrupted run continues. `--sources DIR` ho
 as `OWNER/NAME` or `OWNER+NAME/repo`; without it they are downloaded from GitHub at their commits.
 
 - `answered_at_first_attempt`: share of the programs with a recommendation, with the right error
-  where they cannot train here, or with the word that nothing can be turned where that is so (aim
-  0.9); `recommended_at_first_attempt` is the share with a recommendation of those that train.
+  where they cannot train here, or with the word that nothing can be turned, or that the training
+  is too short to be measured, where that is so (aim 0.95); `recommended_at_first_attempt` is the
+  share with a recommendation of those that train.
 - `today_wrong`: programs of which ranks, micro-batch, accumulation or global batch are misread.
 - `misread_silently`: those of them that were answered all the same (aim 0).
 - `something_to_turn`: share of the programs that train of which more than the threads of a rank was

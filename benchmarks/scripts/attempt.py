@@ -61,8 +61,8 @@ class Attempt:
     """Outcome of one attempt.
 
     Attributes:
-        verdict: "answered", "nothing to turn", "error told", or what is wrong: "refused",
-            "no answer", "out of time", "error not told", "misread", "unavailable".
+        verdict: "answered", "nothing to turn", "too short", "error told", or what is wrong:
+            "refused", "no answer", "out of time", "error not told", "misread", "unavailable".
         says: the headline, or the last line.
         own_first_step_s, own_death_s: of the command alone.
         today_s, first_point_s, ended_s: from the command to the line of today's training, to its
@@ -104,7 +104,7 @@ class Attempt:
     @property
     def right(self) -> bool:
         """True if the first attempt gave what the program allows."""
-        return self.verdict in ("answered", "nothing to turn", "error told")
+        return self.verdict in ("answered", "nothing to turn", "too short", "error told")
 
     @property
     def lost_to_one_cause(self) -> int:
@@ -252,10 +252,13 @@ def _read_result(found: Attempt, program: Program, result: Result) -> None:
     windows = [window.window_s for record in records for window in record.measurements]
     found.first_window_s = windows[0] if windows else 0.0
     found.outside = outside_windows(result, records)
-    found.failures = [f"{r.failure.kind}: {r.failure.message}" for r in records if r.failure]
+    failures = [r.failure for r in records if r.failure is not None]
+    found.failures = [f"{f.kind}: {f.message}" for f in failures if not f.type.too_short]
     advice = result.recommendation
     if advice is None:
-        found.verdict, found.says = "no answer", result.stopped
+        over = bool(failures) and not found.failures
+        found.verdict = "too short" if over and program.short else "no answer"
+        found.says = failures[0].message if failures else result.stopped
         return
     found.verdict = "misread" if found.wrong else "answered"
     found.says = result.headline

@@ -34,6 +34,7 @@ class Program:
             program's own last words, or the way out).
         turns: True if its own arguments or its framework carry a knob that keeps the training; it
             may be answered by that nothing can be turned otherwise.
+        short: True if its whole training takes a second or less, so that nothing is measured.
         source: package and version; "" for a repository.
         repository, commit, folder: OWNER/NAME, the pinned commit, and the folder that it starts in.
         links: names in that folder, and the inputs that they lead to.
@@ -48,6 +49,7 @@ class Program:
     today: Sequence[int] = ()
     error: str = ""
     turns: bool = False
+    short: bool = False
     source: str = ""
     repository: str = ""
     commit: str = ""

@@ -204,6 +204,10 @@ def test_a_launch_that_fails_again_is_known_from_the_records() -> None:
     assert failed_again([good, failed]) == {configuration(3)}
     node = ProbeRecord(request, (), good.meter, Failure("node", "lost"))
     assert failed_again([good, node]) == frozenset()
+    # A training that was over before its window was full says nothing of the configuration.
+    over = ProbeRecord(request, (), good.meter, Failure("ended", "the program ended by itself"))
+    assert failed_again([good, over]) == frozenset()
+    assert failed_again([good, failed, over]) == {configuration(3)}
     assert failed_again([failed, replace(good, request=request)]) == frozenset()
 
 

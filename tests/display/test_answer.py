@@ -125,6 +125,37 @@ def test_failures_are_counted_where_most_probes_worked_and_else_explained():
         assert "failed)" not in few
 
 
+OVER = "the program ended by itself after 500 optimizer steps; give it at least 2,000 steps"
+
+
+def test_a_training_that_is_over_too_soon_is_no_failure():
+    result = large_result()
+    over, crash = failed("p0003", "ended", OVER, ""), failed("p0004", "crash", "lost column", "")
+    shown = "\n".join(answer_lines(replace(result, failures=(over, over))))
+    assert f"Too short: p0003: {OVER}, and 1 more" in shown
+    assert "failed" not in shown.lower()
+    spent = replace(result.spent, probes=9)
+    both = "\n".join(answer_lines(replace(result, failures=(over, crash), spent=spent)))
+    assert "(1 failed)" in both
+    assert f"Too short: p0003: {OVER}\n" in both
+    # Where it is all that is known, it is the answer.
+    nothing = {"points": (), "front_points": (), "best": None, "baseline": None}
+    alone = answer_lines(replace(result, failures=(over,), **nothing))
+    assert alone[0].startswith("Keep what you run today: the training is over before it can be")
+    assert not any("no candidate" in line for line in alone)
+    mixed = answer_lines(replace(result, failures=(over, crash), **nothing))
+    assert mixed[0] == "Nothing was measured, so there is nothing to recommend."
+    assert [line[:10] for line in mixed[1:3]] == ["Failed: p0", "Too short:"]
+
+
+def test_a_program_without_a_step_is_a_failure():
+    failure = failed(
+        "p0003", "no_steps", "the program ended by itself without an optimizer step", ""
+    )
+    shown = "\n".join(answer_lines(replace(large_result(), failures=(failure,) * 9)))
+    assert "Failed: p0003: no optimizer step: the program ended by itself without" in shown
+
+
 def test_the_next_step_continues_a_search_that_found_too_little(tmp_path):
     prepared(tmp_path)
     found = load_result(

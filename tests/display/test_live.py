@@ -16,10 +16,17 @@ import pytest
 
 from tests.support.results import ESTIMATED, failed, large_result
 from tuner.cli.main import main
-from tuner.display.progress import EventLines, LiveView, ProgressPrinter, can_be_live, small_plot
+from tuner.display.progress import (
+    EventLines,
+    LiveView,
+    ProgressPrinter,
+    can_be_live,
+    metrics_of,
+    small_plot,
+)
 from tuner.search_spaces.configuration import Settings
 from tuner.study.events import Progress
-from tuner.workload.records.probe import ProbeRecord, ProbeRequest
+from tuner.workload.records.probe import Failure, ProbeRecord, ProbeRequest
 
 pytest.importorskip("rich")
 
@@ -91,6 +98,20 @@ def test_estimated_energies_are_marked_where_the_mark_changes() -> None:
         (line, *_) = lines(replace(ended, record=replace(record, meter=meter)))
         marks.append(line.endswith(" (estimated)"))
     assert marks == [True, False, False, True]
+
+
+@pytest.mark.parametrize("verbose", [False, True])
+def test_a_probe_of_a_training_that_is_over_did_not_fail(verbose: bool) -> None:
+    ended = next(e for e in events() if e.record is not None and e.record.failure is not None)
+    assert ended.record is not None
+    short = Failure("ended", "the program ended by itself after 500 optimizer steps")
+    record = replace(ended.record, failure=short)
+    text = "\n".join(EventLines(verbose)(replace(ended, record=record)))
+    assert "too short" in text
+    assert "failed" not in text
+    assert short.message in text
+    assert metrics_of(replace(ended, record=record))["failed"] == 0.0
+    assert metrics_of(ended)["failed"] == 1.0
 
 
 def test_at_80_columns_only_the_launch_setting_is_shortened() -> None:

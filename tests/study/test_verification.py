@@ -206,3 +206,19 @@ def test_verification_ends_after_launches_that_say_nothing_of_the_configuration(
     assert result.verification.ended.kind == "spoiled"
     last = [*takewhile(lambda purpose: purpose == "verify", reversed(purposes(result)))]
     assert len(last) == SPOILED + 1
+
+
+def test_verification_ends_where_the_training_is_over_too_soon(tmp_path) -> None:
+    """What was measured before holds: nothing of the configuration failed."""
+
+    class IsOver(DrawnSamples):
+        def run(self, request):
+            if request.purpose == "verify":
+                failure = Failure("ended", "the program ended by itself after 90 optimizer steps")
+                return ProbeRecord(request, (), METER, failure, wall_s=8.0, energy_J=100.0)
+            return super().run(request)
+
+    result = study(IsOver({1: 1.0, 2: 0.7, 4: 0.9}), tmp_path, max_probes=40)
+    assert result.verification.ended.kind == "too_short"
+    assert result.spent.failed == 0
+    assert result.judged.failed == frozenset()

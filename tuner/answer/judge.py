@@ -74,7 +74,8 @@ def failed_again(records: Sequence[ProbeRecord]) -> frozenset[Configuration]:
     for record in records:
         if record.request.purpose != "verify":
             continue
-        if record.failure is None or record.failure.blames_configuration:
+        failure = record.failure
+        if failure is None or (failure.blames_configuration and not failure.type.too_short):
             last[record.request.configurations()[0]] = not record.measurements
     return frozenset(each for each, failed in last.items() if failed)
 

@@ -168,12 +168,14 @@ class MicroBatchView(AnswerExtra):
 
 
 def _failures(answer: Answer) -> tuple[list[Configuration], list[Configuration]]:
-    # Configurations that ran out of memory, and those that failed otherwise.
+    # Configurations that ran out of memory, and those that failed otherwise; of a training that was
+    # over too soon nothing is known.
     lacking: list[Configuration] = []
     others: list[Configuration] = []
     for record in answer.failures:
-        if record.failure is not None and not record.failure.was_cancelled:
-            found = lacking if record.failure.type.lacks_memory else others
+        failure = record.failure
+        if failure is not None and not (failure.was_cancelled or failure.type.too_short):
+            found = lacking if failure.type.lacks_memory else others
             found += record.request.configurations()
     return lacking, others
 

@@ -65,7 +65,8 @@ class ProgressLogger:
 
     def __call__(self, event: Progress) -> None:
         if self._logger.isEnabledFor(logging.INFO):
-            failed = event.record is not None and event.record.failure is not None
+            failure = event.record.failure if event.record is not None else None
+            failed = failure is not None and not failure.type.too_short
             level = logging.WARNING if failed else logging.INFO
             for line in self._lines(event):
                 self._logger.log(level, "%s", line)
@@ -100,7 +101,7 @@ class EventLines:
         if record.measurements:
             parts += _measured(record)
         if record.failure is not None:
-            parts.append(f"failed: {record.failure.type.phrase}")
+            parts.append(record.failure.outcome)
         parts.append(duration(record.wall_s))
         parts.append(f"{event.probes}" + (f"/{event.max_probes}" if event.max_probes else ""))
         front = tuple(point.configuration for point in event.front)
@@ -142,7 +143,8 @@ class EventLines:
                 + (f"  [{'; '.join(m.flags)}]" if m.flags else "")
             )
         if record.failure is not None:
-            lines.append(f"{record.request.probe_id} failed: {record.failure.sentence}")
+            failure = record.failure
+            lines.append(f"{record.request.probe_id} {failure.outcome}: {failure.message}")
         units = Units.for_values([event.probe_budget_kJ or event.spent_kJ], [])
         limit_kJ = event.probe_budget_kJ
         budget = f" of {units.energy_text(limit_kJ)}" if limit_kJ is not None else ""
@@ -198,7 +200,7 @@ def metrics_of(event: Progress) -> dict[str, float]:
         "spent_kJ": event.spent_kJ,
         "probes": float(event.probes),
         "front_points": float(len(event.front)),
-        "failed": float(not record.ok),
+        "failed": float(record.failure is not None and not record.failure.type.too_short),
     }
     if event.front:
         energies = [point.energy_to_solution_kJ for point in event.front]

@@ -33,6 +33,7 @@ from tuner.display.view import (
     energy_columns,
     failures_of,
     figure_texts,
+    too_short_of,
 )
 from tuner.formatting import (
     Units,
@@ -57,7 +58,7 @@ from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.knobs import short_word
 from tuner.workload.node.measure.measurement import part_lines
 from tuner.workload.node.measure.stragglers import sentence
-from tuner.workload.records.probe import ProbeRecord
+from tuner.workload.records.probe import Failure, ProbeRecord
 
 _WIDTH, _HEIGHT = 60, 12
 #: Estimated powers within this factor are the estimate's error.
@@ -178,7 +179,7 @@ def summary_lines(result: Answer) -> list[str]:
         assert record.failure is not None
         if not record.failure.was_cancelled:  # by the user: nothing that could be mended
             probe = f"{record.request.probe_id} {record.request.launch.short}"
-            lines.append(f"Failed: {probe}: {record.failure.sentence}")
+            lines.append(_unmeasured(probe, record.failure))
     lines += [f"Straggler in {probe}: {sentence(each)}" for probe, each in result.stragglers]
     for each in views():
         lines += each.summary_lines(result)
@@ -303,7 +304,10 @@ def answer_lines(result: Answer) -> list[str]:
     if not result.points:
         nothing = f"Nothing was {view.words.found}, so there is nothing to recommend."
         spent = [view.spent_line] if result.spent.probes else []
-        stopped = filter(None, [result.stopped])
+        stopped = [*filter(None, [result.stopped])]
+        if too_short_of(result) and not failures_of(result):
+            nothing = "Keep what you run today: the training is over before it can be measured."
+            stopped = []  # no candidate is left, for that reason
         return [nothing, *_failures(result), *stopped, *spent, *_next(result)]
     lines = [line for each in views() for line in each.opening_lines(result)]
     lines += _advice(result)
@@ -317,8 +321,7 @@ def answer_lines(result: Answer) -> list[str]:
     if result.plan is None:
         lines.append(view.spent_line)
     lines += [view.notices] if view.notices else []
-    if not view.failed_in_passing:
-        lines += _failures(result)
+    lines += _too_short(result) if view.failed_in_passing else _failures(result)
     lines += [f"{notice[:1].upper()}{notice[1:]}." for notice in VIEWS.plugins.left_out]
     return [*lines, *_stopped(result), *_next(result)]
 
@@ -432,13 +435,27 @@ def _short_role(words: str) -> str:
 
 
 def _failures(result: Answer) -> list[str]:
-    failed = failures_of(result)
-    if not failed:
+    return [*_first_of(failures_of(result), result), *_too_short(result)]
+
+
+def _too_short(result: Answer) -> list[str]:
+    return _first_of(too_short_of(result), result)
+
+
+def _first_of(records: Sequence[ProbeRecord], result: Answer) -> list[str]:
+    if not records:
         return []
-    first = failed[0]
+    first = records[0]
     assert first.failure is not None
-    others = f", and {len(failed) - 1} more (tuner show {result.name})" if failed[1:] else ""
-    return [f"Failed: {first.request.probe_id}: {first.failure.sentence}{others}"]
+    others = f", and {len(records) - 1} more (tuner show {result.name})" if records[1:] else ""
+    return [f"{_unmeasured(first.request.probe_id, first.failure)}{others}"]
+
+
+def _unmeasured(probe: str, failure: Failure) -> str:
+    # "Failed: p0003: crash: ...", or "Too short: p0003: ...".
+    if failure.type.too_short:
+        return f"{failure.type.phrase.capitalize()}: {probe}: {failure.message}"
+    return f"Failed: {probe}: {failure.sentence}"
 
 
 def _next(result: Answer) -> list[str]:
@@ -490,6 +507,6 @@ def record_lines(record: ProbeRecord) -> list[str]:
     if record.built_s:
         lines.append(f"before that, a build took {number(record.built_s)} s; it is charged to none")
     if record.failure is not None:
-        lines.append(f"failed: {record.failure.sentence}")
+        lines.append(f"{record.failure.outcome}: {record.failure.message}")
         lines += [f"  | {line}" for line in record.failure.log_tail.splitlines()]
     return lines

@@ -97,13 +97,19 @@ def figure_texts(point: Point, units: Units) -> tuple[str, str, str]:
 
 
 def failures_of(result: Answer) -> list[ProbeRecord]:
-    """Return the probes that failed, without those that the user cancelled and first baselines."""
+    """Return the probes that failed, without those that the user cancelled, first baselines, and
+    trainings that were too short."""
     return [
         record
         for record in result.failures
-        if record.failure is not None
+        if record.failure is not None and not record.failure.type.too_short
         if not record.failure.was_cancelled and record not in result.replaced_baselines
     ]
+
+
+def too_short_of(result: Answer) -> list[ProbeRecord]:
+    """Return the probes whose training was over before they were complete."""
+    return [r for r in result.failures if r.failure is not None and r.failure.type.too_short]
 
 
 @dataclass(frozen=True)

@@ -388,6 +388,7 @@ NO_VERDICTS = {
     "stopped": "the search was stopped before",
     "limits_reached": "{limit} leaves no room for them",
     "spoiled": "launches were spoiled by the node: {message}",
+    "too_short": "the training was over before it was measured again",
 }
 
 

@@ -251,6 +251,8 @@ def _verify(search: SearchLoop) -> NoVerdict | None:
                 f"choice is sure: about {count}"
             )
         record = search.verify(subject.configuration, f"{owner} again")
+        if record.failure is not None and record.failure.type.too_short:
+            return NoVerdict("too_short")
         if record.failure is not None and not record.failure.blames_configuration:
             spoiled += 1
             if spoiled > SPOILED:

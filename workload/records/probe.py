@@ -179,6 +179,7 @@ class FailureClass:
     lacks_memory: bool = False  # a launch that needs less may run
     split: bool = False  # the batch may be split in a way that the script cannot train
     of_device: bool = False  # a damaged device may have caused it
+    too_short: bool = False  # the training was over, and nothing failed
 
 
 #: Of several causes that ranks report, the first here is the likeliest.
@@ -198,7 +199,9 @@ FAILURES: Mapping[str, FailureClass] = {
     "refused": FailureClass("refused", "launch", evidence="refusal", split=True),
     "crash": FailureClass("crash", "launch", evidence="error", split=True, of_device=True),
     # the script trains fewer steps than a measurement takes
-    "ended": FailureClass("ended too early", "program", split=True),
+    "ended": FailureClass("too short", "program", split=True, too_short=True),
+    # it ends without an error, and without a step
+    "no_steps": FailureClass("no optimizer step", "program", split=True),
     # no step within the limit
     "hang": FailureClass("hang", "launch", of_device=True),
     "time_limit": FailureClass("time limit", "launch", of_device=True),
@@ -502,6 +505,11 @@ class Failure:
     def sentence(self) -> str:
         """Kind and message in words."""
         return f"{self.type.phrase}: {self.message}"
+
+    @property
+    def outcome(self) -> str:
+        """Kind in words, as what became of a probe."""
+        return self.type.phrase if self.type.too_short else f"failed: {self.type.phrase}"
 
     @property
     def blames_configuration(self) -> bool:

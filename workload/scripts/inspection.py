@@ -206,7 +206,7 @@ def require_steps(script: Script, record: ProbeRecord, folder: Path) -> None:
     if record.failure is None:
         return
     log = folder / "probes" / record.request.probe_id / "rank0.log"
-    if record.failure.kind == "ended":
+    if record.failure.kind in ("ended", "no_steps"):
         outcome = f"{script.name!r} was started once, and {record.failure.message}"
     else:
         outcome = f"the script {script.name!r} failed {_when(record)}: {record.failure.sentence}"

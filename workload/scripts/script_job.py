@@ -141,7 +141,7 @@ class ScriptJob(ScriptTraining, LaunchableJob):
 
     @property
     def without_torch_knobs(self) -> ScriptJob:
-        """This job without the knobs that the hook sets in any program of torch."""
+        """The job without the knobs that the hook sets in any program of torch."""
         return replace(self, knobs=tuple(k for k in self.knobs if k.target[0] != "torch"))
 
     @property

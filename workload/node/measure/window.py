@@ -395,7 +395,7 @@ class Conductor:
         self.ended_by_itself = self._over = True
         if not self.done:
             message = "the program ended by itself without an optimizer step"
-            return Failure("ended", message + self._group.describe())
+            return Failure("no_steps", message + self._group.describe())
         most = 0
         if self._most_steps is not None and 0 < self._fastest_s < math.inf:
             most = self._most_steps(self._fastest_s)
