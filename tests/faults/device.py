@@ -17,10 +17,9 @@ from typing import Any
 
 import pynvml
 
-from tests.faults.harness import QUICK, Fault, Outcome, count_losses, phrases, wait_gone
+from tests.faults.harness import QUICK, Fault, Outcome, outcome_of, run_of, wait_gone
 from tests.faults.probe import keep_server, real_runner, recorded, server_mark, study
 from tests.twin import TwinGpu, TwinNode
-from tuner.problem.run_folder import RunFolder
 from tuner.workload.node.runner import LocalRunner
 from tuner.workload.records.probe import ProbeRequest, WindowPolicy
 
@@ -161,24 +160,18 @@ def _struck(
         failure.message if failure else "; ".join(flag for flag in flags if word and word in flag)
     )
     others = [r.failure for name, r in records.items() if name != "p0001" and not r.ok]
-    run = RunFolder(folder / "runs" / "study")
-    stopped = str((run.read_study() or {}).get("ended", {}).get("stopped"))
-    lost, twice, running = count_losses(run, folder / "ledger")
-    return Outcome(
+    stopped = str((run_of(folder).read_study() or {}).get("ended", {}).get("stopped"))
+    return outcome_of(
+        folder,
+        ((failure.kind if failure else None) == kind, f"it is a {failure}"),
+        (word in said, f"it said {said!r}, flags {flags}"),
+        (mend is not None or for_good or not others, f"others failed: {others}"),
+        (for_good or records[max(records)].ok, f"the last failed: {records[max(records)]}"),
+        (not for_good or "because of the node" in stopped, f"it stopped so: {stopped}"),
+        (not never or not any(never in flag for flag in flags), f"flags {flags}"),
         said=said or "nothing: the probe was measured",
-        lost=lost,
-        told_twice=twice,
         clocks_wrong=sum(a != b for a, b in zip(before, stands(node), strict=True)),
         processes_left=wait_gone(*server_mark()),
-        wrong=phrases(
-            ((failure.kind if failure else None) == kind, f"it is a {failure}"),
-            (word in said, f"it said {said!r}, flags {flags}"),
-            (mend is not None or for_good or not others, f"others failed: {others}"),
-            (for_good or records[max(records)].ok, f"the last failed: {records[max(records)]}"),
-            (not for_good or "because of the node" in stopped, f"it stopped so: {stopped}"),
-            (not never or not any(never in flag for flag in flags), f"flags {flags}"),
-            (running == 0, f"{running} trials were left running"),
-        ),
     )
 
 

@@ -14,6 +14,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,12 +25,12 @@ from tests.faults.harness import (
     Fault,
     LedgerRunner,
     Outcome,
-    count_losses,
     fill,
     fork,
     in_child,
     joined,
-    phrases,
+    outcome_of,
+    run_of,
     sentence,
     small_disk,
 )
@@ -45,11 +46,8 @@ from tuner.workload.records.trace import read_trace
 
 #: Probes of a study; the fault strikes at the third.
 PROBES, AT = 5, 2
-
-
-def run_of(folder: Path) -> RunFolder:
-    """Return the run that every fault of this module makes in its folder."""
-    return RunFolder(folder / "runs" / "study")
+#: Exit code of a driver that was killed.
+KILLED = -signal.SIGKILL
 
 
 def _nothing(request: ProbeRequest) -> None:
@@ -138,24 +136,52 @@ def verdict(
         child: the driver that the fault struck.
         resumed: the one after it.
         expected: the exit code that the first should have; None where any will do.
-        said: what the user was told; by default the first's last sentence.
+        said: what the user was told; by default the first's last sentence, or what the one after
+            it says of the state that a dead one left.
         storage: where the study is, if not in its journal.
         probes: how many it should have in the end; None where the search decides that.
     """
-    lost, twice, running = count_losses(run_of(folder), folder / "ledger", storage)
     good = expected is None or child.code == expected
     done = "done " if probes is None else f"done {probes}\n"
-    return Outcome(
-        said=said or sentence(child.said),
-        lost=lost,
-        told_twice=twice,
-        wrong=phrases(
-            (good, f"it ended with {child.code}: {child.said[-300:]}"),
-            ("Traceback" not in child.said + resumed.said, "a traceback was shown"),
-            (resumed.code == 0 and done in resumed.said, f"not resumed: {resumed}"),
-            (running == 0, f"{running} trials were left running"),
-        ),
+    return outcome_of(
+        folder,
+        (good, f"it ended with {child.code}: {child.said[-300:]}"),
+        ("Traceback" not in child.said + resumed.said, "a traceback was shown"),
+        ("s3cret" not in child.said + resumed.said, "the storage's password was shown"),
+        (resumed.code == 0 and done in resumed.said, f"not resumed: {resumed}"),
+        said=said or (mended(resumed) if child.code < 0 else sentence(child.said)),
+        storage=storage,
     )
+
+
+def continued(
+    folder: Path,
+    first: Callable[[], int],
+    *,
+    again: Callable[[], int] | None = None,
+    mend: Callable[[], object] = lambda: None,
+    **judged: Any,
+) -> Outcome:
+    """Run the session that the fault strikes, mend it, ask the same again, and judge.
+
+    Args:
+        again: the session after it; by default one of the plain study.
+        judged: of `verdict`.
+    """
+    child = in_child(first, folder)
+    mend()
+    resumed = in_child(again or partial(optimize, folder), folder)
+    return verdict(folder, child, resumed, **judged)
+
+
+def third(strike: Callable[[], object]) -> Callable[[ProbeRequest], None]:
+    """Return what strikes as the study's third probe is asked for."""
+
+    def before(request: ProbeRequest) -> None:
+        if request.probe_id == f"p{AT:04d}":
+            strike()
+
+    return before
 
 
 # ---- killed
@@ -216,10 +242,7 @@ def _killed(arm: Callable[[], Callable[[], None]], folder: Path) -> Outcome:
         arm()()
         return optimize(folder)
 
-    child = in_child(first, folder)
-    resumed = in_child(partial(optimize, folder), folder)
-    # A dead process says nothing; what it left is told by the one that goes on.
-    return verdict(folder, child, resumed, expected=-signal.SIGKILL, said=mended(resumed))
+    return continued(folder, first, expected=KILLED)
 
 
 def mended(resumed: Child) -> str:
@@ -275,27 +298,19 @@ def _at_point(owner: Callable[[], type], name: str, when: str, folder: Path) -> 
 
 
 def _killed_while_probing(folder: Path) -> Outcome:
-    def strike(request: ProbeRequest) -> None:
-        if request.probe_id == f"p{AT:04d}":
-            _kill()
-
-    child = in_child(partial(optimize, folder, before=strike), folder)
-    resumed = in_child(partial(optimize, folder), folder)
-    return verdict(folder, child, resumed, expected=-signal.SIGKILL, said=mended(resumed))
+    return continued(folder, partial(optimize, folder, before=third(_kill)), expected=KILLED)
 
 
 def _killed_again_and_again(folder: Path) -> Outcome:
     """Each session dies after one more probe, until one is left to finish."""
-    child = Child(0, "")
-    for _ in range(PROBES):
 
-        def first() -> int:
-            killed_at(_writer(), "append", "after", at=0)()
-            return optimize(folder)
+    def first() -> int:
+        killed_at(_writer(), "append", "after", at=0)()
+        return optimize(folder)
 
-        child = in_child(first, folder)
-    resumed = in_child(partial(optimize, folder), folder)
-    return verdict(folder, child, resumed, expected=-signal.SIGKILL, said=mended(resumed))
+    for _ in range(PROBES - 1):
+        in_child(first, folder)
+    return continued(folder, first, expected=KILLED)
 
 
 # ---- interrupted
@@ -310,10 +325,9 @@ def _interrupted(
     """
     at_once = apart_s > SAME_REQUEST_S
 
-    def strike(request: ProbeRequest) -> None:
-        if request.probe_id == f"p{AT:04d}":
-            (folder / "probing").touch()
-            time.sleep(120)
+    def strike() -> None:
+        (folder / "probing").touch()
+        time.sleep(120)
 
     def first() -> int:
         import tuner.cli.optimize
@@ -329,7 +343,7 @@ def _interrupted(
                 (folder / "closed").touch()
 
             InlineExecutor.close = slow  # type: ignore[method-assign]
-        tuner.cli.optimize._optimize = lambda args: _as_command(folder, strike)
+        tuner.cli.optimize._optimize = lambda args: _as_command(folder, third(strike))
         return main(["optimize"])
 
     out = folder / "first.out"
@@ -368,11 +382,7 @@ def _as_command(folder: Path, strike: Callable[[ProbeRequest], None]) -> int:
 
 def _full_disk(folder: Path) -> Outcome:
     with small_disk(folder) as disk:
-
-        def strike(request: ProbeRequest) -> None:
-            if request.probe_id == f"p{AT:04d}":
-                fill(disk)
-
+        strike = third(partial(fill, disk))
         child = in_child(partial(optimize, folder, before=strike), folder)
         still = in_child(partial(optimize, folder), folder)  # there is no room yet
         (disk / "filler").unlink()
@@ -387,42 +397,42 @@ def _file_limit(folder: Path) -> Outcome:
     """Limit the size of files, as a quota does: the trace cannot grow by one more byte."""
     import resource
 
-    def strike(request: ProbeRequest) -> None:
-        if request.probe_id == f"p{AT:04d}":
-            # The kept record is a small file and fits; the trace and the journal are over it.
-            size = run_of(folder).trace.stat().st_size
-            resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+    def strike() -> None:
+        # The kept record is a small file and fits; the trace and the journal are over it.
+        size = run_of(folder).trace.stat().st_size
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 
     def first() -> int:
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-        return optimize(folder, before=strike)
+        return optimize(folder, before=third(strike))
 
-    child = in_child(first, folder)
-    resumed = in_child(partial(optimize, folder), folder)
-    return verdict(folder, child, resumed, expected=2)
+    return continued(folder, first, expected=2)
 
 
-def _read_only(folder: Path, *, midway: bool) -> Outcome:
+def _mount(*words: str) -> None:
+    subprocess.run(["mount", *words], check=True)
+
+
+def _read_only(folder: Path) -> Outcome:
+    with small_disk(folder) as disk:
+        _mount("-o", "remount,ro", str(disk))
+        mend = partial(_mount, "-o", "remount,rw", str(disk))
+        return continued(folder, partial(optimize, folder), mend=mend, expected=2)
+
+
+def _turns_read_only(folder: Path) -> Outcome:
+    """A file system with a file open for writing cannot be remounted; over the folder can."""
     with small_disk(folder) as disk:
 
-        def remount(how: str) -> None:
-            subprocess.run(["mount", "-o", f"remount,{how}", str(disk)], check=True)
+        def strike() -> None:
+            _mount("--bind", str(disk), str(disk))
+            _mount("-o", "remount,bind,ro", str(disk))
 
-        def open_files_are_closed(request: ProbeRequest) -> None:
-            # A file system with a file open for writing cannot be remounted; over the folder can.
-            if midway and request.probe_id == f"p{AT:04d}":
-                subprocess.run(["mount", "--bind", str(disk), str(disk)], check=True)
-                subprocess.run(["mount", "-o", "remount,bind,ro", str(disk)], check=True)
-
-        if not midway:
-            remount("ro")
-        child = in_child(partial(optimize, folder, before=open_files_are_closed), folder)
-        if midway:
+        def mend() -> None:
             subprocess.run(["umount", str(disk)], check=True)
-        else:
-            remount("rw")
-        resumed = in_child(partial(optimize, folder), folder)
-        return verdict(folder, child, resumed, expected=None if midway else 2)
+
+        first = partial(optimize, folder, before=third(strike))
+        return continued(folder, first, mend=mend, expected=None)
 
 
 def _gone_folder(folder: Path) -> Outcome:
@@ -432,9 +442,8 @@ def _gone_folder(folder: Path) -> Outcome:
     def strike(request: ProbeRequest) -> None:
         shutil.rmtree(run_of(folder).path / "probes", ignore_errors=True)
 
-    child = in_child(partial(optimize, folder, before=strike), folder)
-    resumed = in_child(partial(optimize, folder), folder)
-    return verdict(folder, child, resumed, expected=0, said="nothing: none of it was needed")
+    first = partial(optimize, folder, before=strike)
+    return continued(folder, first, expected=0, said="nothing: none of it was needed")
 
 
 # ---- who else is there, and what time it is
@@ -443,37 +452,32 @@ def _gone_folder(folder: Path) -> Outcome:
 def _second_driver(folder: Path) -> Outcome:
     """Start a second driver while the first has a probe in flight."""
 
-    def strike(request: ProbeRequest) -> None:
-        if request.probe_id == f"p{AT:04d}":
-            second = in_child(partial(optimize, folder), folder)
-            (folder / "second").write_text(f"{second.code} {sentence(second.said)}")
+    def strike() -> None:
+        second = in_child(partial(optimize, folder), folder)
+        (folder / "second").write_text(f"{second.code} {sentence(second.said)}")
 
-    child = in_child(partial(optimize, folder, before=strike), folder)
-    resumed = in_child(partial(optimize, folder), folder)
+    outcome = continued(folder, partial(optimize, folder, before=third(strike)), expected=0)
     code, _, said = (folder / "second").read_text().partition(" ")
-    outcome = verdict(folder, child, resumed, expected=0, said=said)
     if code != "2" or "being run by process" not in said:
         return Outcome(wrong=(f"the second driver was not refused: {code} {said}",))
-    return outcome
+    return replace(outcome, said=said)
 
 
 def _torn_files(folder: Path) -> Outcome:
     """Cut the power: both files end in the middle of a line."""
+    whole: list[object] = []
 
-    def strike(request: ProbeRequest) -> None:
-        if request.probe_id == f"p{AT:04d}":
-            _kill()
+    def cut() -> None:
+        run = run_of(folder)
+        whole.extend(read_trace(run.trace).records)
+        for path in (run.trace, run.journal):
+            with path.open("ab") as file:
+                file.write(b'{"schema_version": 1, "request": {"probe_id": "p00')
 
-    child = in_child(partial(optimize, folder, before=strike), folder)
-    run = run_of(folder)
-    whole = len(read_trace(run.trace).records)
-    for path in (run.trace, run.journal):
-        with path.open("ab") as file:
-            file.write(b'{"schema_version": 1, "request": {"probe_id": "p00')
-    resumed = in_child(partial(optimize, folder), folder)
-    outcome = verdict(folder, child, resumed, expected=-signal.SIGKILL, said=mended(resumed))
-    if whole != AT:
-        return Outcome(wrong=(f"{whole} records stood before the cut",))
+    first = partial(optimize, folder, before=third(_kill))
+    outcome = continued(folder, first, mend=cut, expected=KILLED)
+    if len(whole) != AT:
+        return Outcome(wrong=(f"{len(whole)} records stood before the cut",))
     return outcome
 
 
@@ -495,13 +499,16 @@ def _time_jumps(folder: Path) -> Outcome:
             return 3
         return code
 
-    child = in_child(first, folder)
-    spent = (run_of(folder).read_study() or {}).get("ended", {}).get("time_s", -1.0)
-    resumed = in_child(partial(optimize, folder), folder)
+    took_s: list[float] = []
+
+    def look() -> None:
+        ended = (run_of(folder).read_study() or {}).get("ended", {})
+        took_s.append(ended.get("time_s", -1.0))
+
     said = "nothing: no clock but CLOCK_MONOTONIC is used"
-    outcome = verdict(folder, child, resumed, expected=0, said=said)
-    if not 0 <= spent < 60:
-        return Outcome(wrong=(f"the search says that it took {spent} s",))
+    outcome = continued(folder, first, mend=look, expected=0, said=said)
+    if not 0 <= took_s[0] < 60:
+        return Outcome(wrong=(f"the search says that it took {took_s[0]} s",))
     return outcome
 
 
@@ -518,8 +525,8 @@ FAULTS: tuple[Fault, ...] = (
     Fault("SIGTERM twice at once", partial(_interrupted, times=2, number=signal.SIGTERM)),
     Fault("full disk", _full_disk),
     Fault("file-size limit", _file_limit),
-    Fault("read-only run folder", partial(_read_only, midway=False)),
-    Fault("run folder turns read-only", partial(_read_only, midway=True)),
+    Fault("read-only run folder", _read_only),
+    Fault("run folder turns read-only", _turns_read_only),
     Fault("probe files deleted", _gone_folder),
     Fault("power cut: torn trace and journal", _torn_files),
     Fault("second driver on the same study", _second_driver),

@@ -385,10 +385,15 @@ def unsaved(ledger: Path) -> Counter[tuple[str, ...]]:
     return found
 
 
+def run_of(folder: Path) -> RunFolder:
+    """Return the run that every fault makes in its folder."""
+    return RunFolder(folder / "runs" / "study")
+
+
 def count_losses(
-    run: RunFolder, ledger: Path, storage: str | None = None, *, any_moment: bool = False
+    folder: Path, storage: str | None = None, *, any_moment: bool = False
 ) -> tuple[int, int, int]:
-    """(lost, told twice, trials left running) of a run that has ended.
+    """(lost, told twice, trials left running) of a fault's run that has ended.
 
     A measurement of the ledger is lost where the trace lacks it, and one of the trace where the
     study does. It is told twice where the trace holds its probe twice, or the study a second
@@ -402,6 +407,7 @@ def count_losses(
 
     from tuner.study.recorder import open_storage
 
+    run, ledger = run_of(folder), folder / "ledger"
     records = read_trace(run.trace).records
     kept = Counter(
         (record.request.probe_id, measurement.live.key)
@@ -446,3 +452,22 @@ def sentence(text: str) -> str:
 def phrases(*checks: tuple[bool, str]) -> tuple[str, ...]:
     """Return the phrase of every check that fails."""
     return tuple(phrase for good, phrase in checks if not good)
+
+
+def outcome_of(
+    folder: Path,
+    *checks: tuple[bool, str],
+    storage: str | None = None,
+    any_moment: bool = False,
+    **seen: Any,
+) -> Outcome:
+    """Return the outcome of a fault's run that has ended: its losses, and the checks that fail.
+
+    Args:
+        checks: as of `phrases`.
+        storage, any_moment: as of `count_losses`.
+        seen: what else was seen, by the names of `Outcome`.
+    """
+    lost, twice, running = count_losses(folder, storage, any_moment=any_moment)
+    none_left = (running == 0, f"{running} trials were left running")
+    return Outcome(lost=lost, told_twice=twice, wrong=phrases(*checks, none_left), **seen)

@@ -26,20 +26,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.faults.driver import optimize, run_of
+from tests.faults.driver import KILLED, optimize
 from tests.faults.harness import (
     MARK,
     Child,
     Fault,
     Outcome,
     Unavailable,
-    count_losses,
     fill,
     fork,
     joined,
     marked,
+    outcome_of,
     own_folder,
-    phrases,
     sentence,
     small_disk,
     wait_gone,
@@ -297,8 +296,6 @@ class Kind:
 
     def _judged(self, search: Search, child: Child, again: Child) -> Outcome:
         expected, _ = reference(self.session, self.needs)
-        run, ledger = run_of(search.folder), search.folder / "ledger"
-        lost, twice, running = count_losses(run, ledger, search.storage, any_moment=True)
         folders = [
             path.name
             for path in (search.folder / "tmp").iterdir()
@@ -308,21 +305,19 @@ class Kind:
         told = child.code not in (1, 2) or bool(sentence(child.said))
         front = front_of(again)
         differs = expected is not None and not same_front(front, expected)
-        return Outcome(
+        return outcome_of(
+            search.folder,
+            (not folders, f"temporary folders were left: {folders}"),
+            (child.code in self.codes, f"it ended with {child.code}: {child.said[-300:]}"),
+            ("Traceback" not in said, f"a traceback was shown: {said[-600:]}"),
+            (told, "it ended without a sentence"),
+            (again.code == 0, f"not continued: {again.code} {again.said[-300:]}"),
             said=f"{front} instead of {expected}; {again.said[-1500:]}"
             if differs
             else sentence(child.said) or "nothing: the same command continued",
-            lost=lost,
-            told_twice=twice,
             front_differs=int(differs),
-            wrong=phrases(
-                (not folders, f"temporary folders were left: {folders}"),
-                (child.code in self.codes, f"it ended with {child.code}: {child.said[-300:]}"),
-                ("Traceback" not in said, f"a traceback was shown: {said[-600:]}"),
-                (told, "it ended without a sentence"),
-                (again.code == 0, f"not continued: {again.code} {again.said[-300:]}"),
-                (running == 0, f"{running} trials were left running"),
-            ),
+            storage=search.storage,
+            any_moment=True,
         )
 
 
@@ -474,11 +469,10 @@ def _set_clock(search: Search, draw: random.Random) -> Callable[[], None]:
     return _nothing
 
 
-_KILLED = (-signal.SIGKILL,)
 KINDS: tuple[Kind, ...] = (
-    Kind("driver killed", 12, _kill, codes=_KILLED, often=True),
-    Kind("driver killed, SQLite", 4, _kill, _sqlite, codes=_KILLED),
-    Kind("three drivers killed", 4, _kill_again, codes=(0, *_KILLED)),
+    Kind("driver killed", 12, _kill, codes=(KILLED,), often=True),
+    Kind("driver killed, SQLite", 4, _kill, _sqlite, codes=(KILLED,)),
+    Kind("three drivers killed", 4, _kill_again, codes=(0, KILLED)),
     Kind("driver stopped and continued", 2, _pause),
     Kind("two searches of one name", 4, _second),
     Kind("disk full", 10, _fill, _on_small_disk),

@@ -19,17 +19,16 @@ from typing import Any
 from unittest.mock import patch
 
 import tuner
-from tests.faults.driver import killed_at, mended, optimize, run_of, verdict
+from tests.faults.driver import KILLED, continued, killed_at, optimize, verdict
 from tests.faults.harness import (
-    Child,
     Fault,
     Outcome,
-    count_losses,
     fork,
     in_child,
     joined,
     living,
-    phrases,
+    outcome_of,
+    run_of,
     wait_gone,
 )
 from tests.faults.probe import keep_server, recorded, server_mark, study
@@ -89,16 +88,16 @@ def _arm(strike: Callable[[str], object]) -> None:
     SearchLoop._next_settings = struck_when_asked(strike)  # type: ignore[method-assign]
 
 
-def _judged(folder: Path, child: Child, resumed: Child, **how: Any) -> Outcome:
-    """`verdict`; the probe that was asked about has to be in the trace with what it measured."""
-    outcome = verdict(folder, child, resumed, probes=None, **how)
+def _kept(folder: Path, outcome: Outcome) -> Outcome:
+    """Add that the probe that was asked about is in the trace with what it measured."""
     held = [
         record
         for record in read_trace(run_of(folder).trace).records
         if record.failure is not None and record.failure.kind == "cancelled"
     ]
     if len(held) != 1 or not held[0].measurements:
-        return Outcome(wrong=(*outcome.wrong, f"what the probe had measured was not kept: {held}"))
+        lost = f"what the probe had measured was not kept: {held}"
+        return replace(outcome, wrong=(*outcome.wrong, lost))
     return outcome
 
 
@@ -107,15 +106,8 @@ def _killed(arm: Callable[[], None], folder: Path) -> Outcome:
         arm()
         return _session(folder)
 
-    child = in_child(first, folder)
-    resumed = in_child(partial(_session, folder), folder)
-    return _judged(
-        folder,
-        child,
-        resumed,
-        expected=-signal.SIGKILL,
-        said=mended(resumed),
-    )
+    again = partial(_session, folder)
+    return _kept(folder, continued(folder, first, again=again, expected=KILLED, probes=None))
 
 
 def _dies(probe: str) -> None:
@@ -138,7 +130,7 @@ def _interrupted(folder: Path) -> Outcome:
     os.kill(pid, signal.SIGINT)
     child = joined(pid, out, limit_s=60)
     resumed = in_child(partial(_session, folder), folder)
-    return _judged(folder, child, resumed, expected=130)
+    return _kept(folder, verdict(folder, child, resumed, expected=130, probes=None))
 
 
 def _storage_away(folder: Path) -> Outcome:
@@ -151,22 +143,21 @@ def _storage_away(folder: Path) -> Outcome:
     if reason := why_not():
         return Outcome(skipped=reason)
     with postgresql() as server:
-
-        def stop(probe: str) -> None:
-            server.stop()
-
         session = partial(_session, folder, storage=server.url)
 
         def first() -> int:
-            _arm(stop)
+            _arm(lambda probe: server.stop())
             return session()
 
-        child = in_child(first, folder)
-        server.start()
-        resumed = in_child(session, folder)
-        outcome = verdict(folder, child, resumed, expected=2, storage=server.url, probes=None)
-        wrong = phrases(("s3cret" not in child.said + resumed.said, "the password was shown"))
-        return replace(outcome, wrong=(*outcome.wrong, *wrong))
+        return continued(
+            folder,
+            first,
+            again=session,
+            mend=server.start,
+            expected=2,
+            storage=server.url,
+            probes=None,
+        )
 
 
 def _rank_killed(folder: Path) -> Outcome:
@@ -203,25 +194,20 @@ def _rank_killed_on(node: TwinNode, folder: Path) -> Outcome:
     records = recorded(folder)
     failure, kept = records[name].failure, records[name].measurements
     others = [r.failure for other, r in records.items() if other != name and not r.ok]
-    lost, twice, running = count_losses(run_of(folder), folder / "ledger")
     # The ranks' steps are timed for real, so that the search may find before its last probe that
     # nothing left is worth measuring: how many probes it makes is the machine's affair.
     ended = str(tuner.load_result("study", runs_dir=folder / "runs").stopped)
-    return Outcome(
+    return outcome_of(
+        folder,
+        (failure is not None and failure.kind == "crash", f"it is a {failure}"),
+        (failure is not None and "signal 9" in failure.message, f"it is a {failure}"),
+        (len(kept) >= 1, "what it had measured was not kept"),
+        (ended.startswith("The search ended: "), f"the study did not continue: {ended}"),
+        (len(records) <= PROBES, f"{len(records)} probes were made"),
+        (not others, f"others failed: {others}"),
         said=failure.message if failure else "",
-        lost=lost,
-        told_twice=twice,
         clocks_wrong=sum(a != b for a, b in zip(before, stands(node), strict=True)),
         processes_left=wait_gone(*server_mark()),
-        wrong=phrases(
-            (failure is not None and failure.kind == "crash", f"it is a {failure}"),
-            (failure is not None and "signal 9" in failure.message, f"it is a {failure}"),
-            (len(kept) >= 1, "what it had measured was not kept"),
-            (ended.startswith("The search ended: "), f"the study did not continue: {ended}"),
-            (len(records) <= PROBES, f"{len(records)} probes were made"),
-            (not others, f"others failed: {others}"),
-            (running == 0, f"{running} trials were left running"),
-        ),
     )
 
 

@@ -30,16 +30,15 @@ from tests.faults.harness import (
     Fault,
     LedgerRunner,
     Outcome,
-    count_losses,
     fork,
     joined,
     marked,
-    phrases,
+    outcome_of,
+    run_of,
     sentence,
     wait_gone,
 )
 from tuner.executors.local import InlineExecutor
-from tuner.problem.run_folder import RunFolder
 from tuner.workload.node.rank_server import RankServer
 from tuner.workload.node.runner import LocalRunner
 from tuner.workload.records.probe import ProbeRecord, ProbeRequest, WindowPolicy
@@ -175,8 +174,8 @@ def recorded(folder: Path) -> dict[str, ProbeRecord]:
     """Return the records of a fault's study by probe."""
     from tuner.workload.records.trace import read_trace
 
-    trace = RunFolder(folder / "runs" / "study").trace
-    return {record.request.probe_id: record for record in read_trace(trace).records}
+    records = read_trace(run_of(folder).trace).records
+    return {record.request.probe_id: record for record in records}
 
 
 def _recovery_s(folder: Path) -> float | None:
@@ -190,23 +189,18 @@ def _recovery_s(folder: Path) -> float | None:
 
 def _judge(folder: Path, kind: str | None, word: str) -> Outcome:
     """Judge what a study of three probes left, the second of which was struck."""
-    lost, twice, running = count_losses(RunFolder(folder / "runs" / "study"), folder / "ledger")
     records = recorded(folder)
     struck = records["p0001"]
     failure = struck.failure
     said = failure.message if failure else str(dict(struck.environment).get("rank0.log", ""))
-    return Outcome(
+    return outcome_of(
+        folder,
+        ((failure.kind if failure else None) == kind, f"it is a {failure}"),
+        (word in said, f"it said {said!r}"),
+        (len(records) == PROBES, f"{len(records)} probes were made"),
+        (all(r.ok for n, r in records.items() if n != "p0001"), "other probes failed"),
         said=said or "nothing: the probe was measured",
-        lost=lost,
-        told_twice=twice,
         processes_left=wait_gone(*server_mark()),
-        wrong=phrases(
-            ((failure.kind if failure else None) == kind, f"it is a {failure}"),
-            (word in said, f"it said {said!r}"),
-            (len(records) == PROBES, f"{len(records)} probes were made"),
-            (all(r.ok for n, r in records.items() if n != "p0001"), "other probes failed"),
-            (running == 0, f"{running} trials were left running"),
-        ),
         recovery_s=_recovery_s(folder),
     )
 
@@ -277,19 +271,14 @@ def _agent_ends(folder: Path, number: signal.Signals) -> Outcome:
         again = folder / "second.out"
         resumed = joined(fork(partial(session, ""), again), again)
         left += wait_gone(mark)
-    lost, twice, running = count_losses(RunFolder(folder / "runs" / "study"), folder / "ledger")
     expected = 130 if number == signal.SIGINT else -number
-    return Outcome(
+    return outcome_of(
+        folder,
+        (child.code == expected, f"it ended with {child.code}: {child.said[-300:]}"),
+        (resumed.code == 0, f"not resumed: {resumed.code} {resumed.said[-300:]}"),
+        ("Traceback" not in child.said + resumed.said, "a traceback was shown"),
         said=sentence(child.said) or mended(resumed),
-        lost=lost,
-        told_twice=twice,
         processes_left=left,
-        wrong=phrases(
-            (child.code == expected, f"it ended with {child.code}: {child.said[-300:]}"),
-            (resumed.code == 0, f"not resumed: {resumed.code} {resumed.said[-300:]}"),
-            ("Traceback" not in child.said + resumed.said, "a traceback was shown"),
-            (running == 0, f"{running} trials were left running"),
-        ),
     )
 
 

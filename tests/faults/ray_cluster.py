@@ -21,14 +21,13 @@ from tests.faults.harness import (
     Fault,
     LedgerRunner,
     Outcome,
-    count_losses,
     in_interpreter,
     marked,
-    phrases,
+    outcome_of,
+    run_of,
     wait_gone,
 )
 from tests.support.studies import FormulaRunner
-from tuner.problem.run_folder import RunFolder
 from tuner.search_spaces.cluster import Cluster
 from tuner.search_spaces.job import TrainingJob
 from tuner.workload.records.probe import ProbeRequest, Runner
@@ -138,31 +137,26 @@ def _struck(strike: Strike, words: str, folder: Path, *, asked: bool = False) ->
     with marked() as mark:
         study = partial(_study, folder, strike, asked=asked)
         child = in_interpreter(study, folder, limit_s=300.0)
-    run = RunFolder(folder / "runs" / "study")
+    run = run_of(folder)
     if not run.trace.exists():
         return Outcome(wrong=(f"it measured nothing and ended with {child.code}: {child.said}",))
-    lost, twice, running = count_losses(run, folder / "ledger")
     records = read_trace(run.trace).records
     failures = [record.failure.message for record in records if record.failure]
     kept = [record for record in records if record.failure and record.measurements]
     struck = folder / "struck"
     struck_s = float(struck.read_text()) if struck.exists() else math.inf
     later = [at_s for _, _, at_s in started(folder) if at_s > struck_s]
-    return Outcome(
+    return outcome_of(
+        folder,
+        (struck.exists(), f"no probe came to be struck: {child.said[-600:]}"),
+        (child.code == 0, f"it ended with {child.code}: {child.said[-600:]}"),
+        (not words or any(words in said for said in failures), f"it said {failures}"),
+        # A search that goes on in its launches may have visited everything with fewer.
+        (len(records) == PROBES or asked, f"{len(records)} probes were made"),
+        (sum(record.ok for record in records) >= PROBES - 2, f"others failed: {failures}"),
+        (bool(kept) or not asked, "what the probe had measured was not kept"),
         said="; ".join(failures) or "nothing: no probe was lost",
-        lost=lost,
-        told_twice=twice,
         processes_left=wait_gone(mark),
-        wrong=phrases(
-            (struck.exists(), f"no probe came to be struck: {child.said[-600:]}"),
-            (child.code == 0, f"it ended with {child.code}: {child.said[-600:]}"),
-            (not words or any(words in said for said in failures), f"it said {failures}"),
-            # A search that goes on in its launches may have visited everything with fewer.
-            (len(records) == PROBES or asked, f"{len(records)} probes were made"),
-            (sum(record.ok for record in records) >= PROBES - 2, f"others failed: {failures}"),
-            (running == 0, f"{running} trials were left running"),
-            (bool(kept) or not asked, "what the probe had measured was not kept"),
-        ),
         # Of a node's death Ray itself is told by silence, after some ten seconds.
         recovery_s=min(later) - struck_s if later and strike is _kill_agent else None,
     )

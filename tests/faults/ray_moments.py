@@ -21,15 +21,14 @@ import psutil
 import tuner
 from tests.cluster.own_ray import OwnRay
 from tests.faults import moments
-from tests.faults.driver import run_of
 from tests.faults.harness import (
     MARK,
     ROOT,
     Fault,
     Outcome,
-    count_losses,
     marked,
-    phrases,
+    outcome_of,
+    run_of,
     wait_gone,
 )
 from tests.faults.moments import Kind, LawRunner, Missed, Search
@@ -181,7 +180,6 @@ def _launches_end_their_agents(folder: Path) -> Outcome:
     with _ray(folder), marked() as mark:
         child = Search(folder, partial(session, model=EndsItsAgent)).finish()
     run = run_of(folder)
-    lost, twice, running = count_losses(run, folder / "ledger")
     failures: dict[Settings, list[str]] = {}
     records = read_trace(run.trace).records
     for record in records:
@@ -189,24 +187,18 @@ def _launches_end_their_agents(folder: Path) -> Outcome:
             failures.setdefault(record.request.launch, []).append(record.failure.kind)
     measured = {record.request.launch for record in records if record.measurements}
     ended = str(tuner.load_result(run.name, runs_dir=run.path.parent).stopped)
-    return Outcome(
+    tried_twice = all(
+        launch["micro_batch"] == FATAL and kinds == ["node", "crash"]
+        for launch, kinds in failures.items()
+    )
+    return outcome_of(
+        folder,
+        (child.code == 0, f"it ended with {child.code}: {child.said[-600:]}"),
+        (bool(failures), "no agent died"),
+        (tried_twice, f"failures were {failures}"),
+        (len(measured) == HARMLESS, f"{len(measured)} launches were measured"),
         said=ended,
-        lost=lost,
-        told_twice=twice,
         processes_left=wait_gone(mark) + agents_left(folder),
-        wrong=phrases(
-            (child.code == 0, f"it ended with {child.code}: {child.said[-600:]}"),
-            (bool(failures), "no agent died"),
-            (
-                all(
-                    launch["micro_batch"] == FATAL and kinds == ["node", "crash"]
-                    for launch, kinds in failures.items()
-                ),
-                f"failures were {failures}",
-            ),
-            (len(measured) == HARMLESS, f"{len(measured)} launches were measured"),
-            (running == 0, f"{running} trials were left running"),
-        ),
     )
 
 

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 
 from tests.faults import device
+from tests.faults.driver import KILLED
 from tests.faults.harness import MARK, QUICK, Fault, living
 from tests.faults.moments import Kind, Missed, Search
 from tests.faults.probe import real_runner, study, without_deepspeed
@@ -117,12 +118,11 @@ _real = partial(Kind, session=session, needs=_torch_alone, fast=False)
 _clocked = partial(
     Kind, needs=_twin_node, session=clocked_session, clocks_wrong=clocks_wrong, fast=False
 )
-_KILLED = (-signal.SIGKILL,)
 KINDS: tuple[Kind, ...] = (
-    _real("driver of real ranks killed", 10, partial(_kill, _driver), codes=_KILLED),
+    _real("driver of real ranks killed", 10, partial(_kill, _driver), codes=(KILLED,)),
     _real("fork server killed", 10, partial(_kill, _server), codes=(0,)),
     _real("rank killed", 10, partial(_kill, _ranks), codes=(0,)),
-    _clocked("driver killed with clocks set", 4, partial(_kill, _driver), codes=_KILLED),
+    _clocked("driver killed with clocks set", 4, partial(_kill, _driver), codes=(KILLED,)),
     _clocked("guard killed", 4, partial(_kill, _guards), codes=(0,)),
     _clocked("rank killed with clocks set", 2, partial(_kill, _ranks), codes=(0,)),
 )

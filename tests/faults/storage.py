@@ -9,8 +9,8 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from tests.faults.driver import AT, optimize, verdict
-from tests.faults.harness import Fault, Outcome, in_child
+from tests.faults.driver import continued, optimize, third, verdict
+from tests.faults.harness import Fault, Outcome, in_child, run_of
 from tuner.workload.records.probe import ProbeRequest
 
 
@@ -21,19 +21,15 @@ def _server_stops(folder: Path) -> Outcome:
     if reason := why_not():
         return Outcome(skipped=reason)
     with postgresql() as server:
-
-        def strike(request: ProbeRequest) -> None:
-            if request.probe_id == f"p{AT:04d}":
-                server.stop()
-
         session = partial(optimize, folder, storage=server.url)
-        child = in_child(partial(session, before=strike), folder)
-        server.start()
-        resumed = in_child(session, folder)
-        outcome = verdict(folder, child, resumed, expected=2, storage=server.url)
-        if "s3cret" in child.said + resumed.said:
-            return Outcome(wrong=("the password was shown",))
-        return outcome
+        return continued(
+            folder,
+            partial(session, before=third(server.stop)),
+            again=session,
+            mend=server.start,
+            expected=2,
+            storage=server.url,
+        )
 
 
 def _connections_cut(folder: Path) -> Outcome:
@@ -49,10 +45,14 @@ def _connections_cut(folder: Path) -> Outcome:
             server.start()
 
         session = partial(optimize, folder, storage=server.url)
-        child = in_child(partial(session, before=strike), folder)
-        resumed = in_child(session, folder)
-        said = "nothing: each call found a new connection"
-        return verdict(folder, child, resumed, expected=0, said=said, storage=server.url)
+        return continued(
+            folder,
+            partial(session, before=strike),
+            again=session,
+            expected=0,
+            said="nothing: each call found a new connection",
+            storage=server.url,
+        )
 
 
 def _file_taken_away(folder: Path) -> Outcome:
@@ -61,23 +61,21 @@ def _file_taken_away(folder: Path) -> Outcome:
     away = folder / "elsewhere.db"
     url = f"sqlite:///{database}"
 
-    def strike(request: ProbeRequest) -> None:
-        if request.probe_id == f"p{AT:04d}":
-            database.rename(away)
-            database.mkdir()  # what is there is no database
+    def strike() -> None:
+        database.rename(away)
+        database.mkdir()  # what is there is no database
+
+    def mend() -> None:
+        database.rmdir()
+        away.rename(database)
 
     session = partial(optimize, folder, storage=url)
-    child = in_child(partial(session, before=strike), folder)
-    database.rmdir()
-    away.rename(database)
-    resumed = in_child(session, folder)
-    return verdict(folder, child, resumed, expected=2, storage=url)
+    first = partial(session, before=third(strike))
+    return continued(folder, first, again=session, mend=mend, expected=2, storage=url)
 
 
 def _journal_deleted(folder: Path) -> Outcome:
     """Somebody deletes the journal between two sessions; the trace makes it again."""
-    from tests.faults.driver import run_of
-
     child = in_child(partial(optimize, folder, probes=3), folder)
     run_of(folder).journal.unlink()
     resumed = in_child(partial(optimize, folder), folder)

@@ -93,19 +93,20 @@ def test_the_everyday_faults_exist_and_names_are_unique() -> None:
 
 def test_the_counts_see_what_is_lost_and_what_is_told_twice(tmp_path, monkeypatch) -> None:
     """The judge itself: a ledger with more than the trace, a trace that holds a probe twice."""
-    from tests.faults.driver import optimize, run_of
+    from tests.faults.driver import optimize
+    from tests.faults.harness import run_of
 
     assert optimize(tmp_path, probes=3) == 0
     run, ledger = run_of(tmp_path), tmp_path / "ledger"
-    assert count_losses(run, ledger) == (0, 0, 0)
+    assert count_losses(tmp_path) == (0, 0, 0)
     with ledger.open("a") as file:
         file.write("p0099 default\n")
-    assert count_losses(run, ledger) == (1, 0, 0)
+    assert count_losses(tmp_path) == (1, 0, 0)
     lines = run.trace.read_bytes().splitlines(keepends=True)
     run.trace.write_bytes(b"".join([*lines, lines[0]]))
-    assert count_losses(run, ledger)[1] == 1
+    assert count_losses(tmp_path)[1] == 1
     run.trace.write_bytes(b"".join(lines[1:]))
-    assert count_losses(run, ledger)[0] == 2
+    assert count_losses(tmp_path)[0] == 2
 
 
 @pytest.mark.parametrize(
@@ -138,7 +139,7 @@ def test_a_driver_killed_before_it_saves_is_blamed_by_no_moment(tmp_path) -> Non
     import signal
     from unittest import mock
 
-    from tests.faults.driver import optimize, run_of
+    from tests.faults.driver import optimize
     from tests.faults.harness import in_child
     from tuner.executors import local
 
@@ -151,8 +152,8 @@ def test_a_driver_killed_before_it_saves_is_blamed_by_no_moment(tmp_path) -> Non
 
     assert in_child(session, tmp_path).code == -signal.SIGKILL
     assert in_child(lambda: optimize(tmp_path, probes=2), tmp_path).code == 0
-    assert count_losses(run_of(tmp_path), tmp_path / "ledger")[0] == 1
-    assert count_losses(run_of(tmp_path), tmp_path / "ledger", any_moment=True)[0] == 0
+    assert count_losses(tmp_path)[0] == 1
+    assert count_losses(tmp_path, any_moment=True)[0] == 0
 
 
 def test_a_marked_process_that_stays_is_counted() -> None:
