@@ -15,7 +15,6 @@ import pytest
 
 from benchmarks.twin.front import small_job
 from tests.twin import TwinGpu, TwinNode
-from tuner.cli.main import main
 from tuner.search_spaces.configuration import Settings
 from tuner.workload.node.host import family
 from tuner.workload.node.measure.window import DeviceWatch, ProbeFailed, new_faults
@@ -129,16 +128,6 @@ class TestOthers:
                 assert record.host == socket.gethostname()
                 assert datetime.fromisoformat(record.started_at) >= began
             assert not runner.node.server.alive
-
-    @pytest.mark.slow
-    def test_so_is_tuner_probe(
-        self, twin_node: Make, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        """`tuner dev probe` runs the same probe."""
-        twin_node(TwinGpu(), virtual_time=False).processes(0, compute=[(77, GIB)])
-        words = ["tiny-gpt", "data_parallel=1", "--quiet", "--runs-dir", str(tmp_path)]
-        assert main(["dev", "probe", *words]) == 1
-        assert "GPU 0 is used by process 77" in capsys.readouterr().out
 
     def test_a_process_that_comes_in_a_window_is_noted(self, twin_node: Make) -> None:
         """At the end of each window, as contention of cores."""

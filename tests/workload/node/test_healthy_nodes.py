@@ -79,12 +79,6 @@ class TestCounters:
         watch = DeviceWatch(Nvidia())
         assert watch.cause(Failure("crash", "x")).kind == "crash"
 
-    def test_corrected_errors_of_a_healthy_card_blame_nothing(self, twin_node: Make) -> None:
-        node = twin_node()
-        watch = DeviceWatch(Nvidia())
-        node.ecc_error(corrected=100_000, uncorrected=0)
-        assert watch.cause(Failure("crash", "x")).kind == "crash"
-
 
 def test_a_study_continues_after_a_reboot_and_with_another_browser(
     twin_node: Make, monkeypatch: pytest.MonkeyPatch

@@ -220,12 +220,6 @@ class TestGpuCluster:
         twin_node(TwinGpu(name=name, compute=compute, cores=cores, clock_MHz=clocks))
         assert self.detect(host).device.peak_flops == pytest.approx(sheet, rel=0.03)
 
-    def test_without_permission_the_clock_is_fixed(self, twin_node: Make, host: Host) -> None:
-        twin_node(root=False)
-        cluster = self.detect(host)
-        assert cluster.device.clocks_MHz
-        assert cluster.clocks_MHz == ()
-
     def test_different_gpus_are_refused_and_one_kind_may_be_chosen(
         self, twin_node: Make, host: Host
     ) -> None:
@@ -318,13 +312,6 @@ class TestFacts:
 
 class TestOnTwin:
     """Facts of GPUs as the real NVML reports them."""
-
-    def test_a_gpu_left_alone_boosts_to_its_highest_clock(
-        self, host: Host, twin_node: Make
-    ) -> None:
-        twin_node(TwinGpu(default_application_MHz=1155))
-        cluster = detect_cluster(proc=host.proc, cgroup=host.cgroup, environ=NO_ENV)
-        assert cluster.device.default_clock_MHz == 1410
 
     def test_an_older_gpu_keeps_its_application_clock(self, host: Host, twin_node: Make) -> None:
         twin_node(TwinGpu(name="Tesla P100", compute=(6, 0), default_application_MHz=1155))

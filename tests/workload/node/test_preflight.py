@@ -39,19 +39,6 @@ def seen(proc: Path, **more: Any) -> NodeFacts:
     )
 
 
-def test_a_node_of_gpus_tells_what_a_study_needs(proc: Path, twin_node: Make) -> None:
-    twin_node(TwinGpu(), TwinGpu())
-    facts = seen(proc)
-    assert facts.kind == "A100-SXM-80GB"
-    assert facts.cluster is not None
-    assert facts.cluster.devices_per_node == 2
-    assert facts.driver
-    assert facts.why_clocks_fixed == ""
-    assert len(facts.gpus) == 2
-    assert facts.refusals(facts.cluster) == ()
-    assert facts.to_json()["clock_control"] is True
-
-
 def test_a_gpu_with_a_process_on_it_is_not_measured(proc: Path, twin_node: Make) -> None:
     node = twin_node(TwinGpu(), TwinGpu())
     node.processes(0, compute=[(4242, GIB), (17, GIB)])
@@ -146,15 +133,6 @@ def test_a_driver_that_does_not_answer_is_trouble_and_no_traceback(
     node.fail("nvmlDeviceGetCount", pynvml.NVML_ERROR_GPU_IS_LOST)
     (sentence,) = seen(proc).refusals()
     assert "is not used" in sentence
-
-
-def test_a_node_without_gpus_or_compiler_is_one_of_cores(proc: Path, twin_node: Make) -> None:
-    twin_node().fail("nvmlInit", pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
-    facts = seen(proc, find_program=lambda name: None)
-    assert facts.kind == "cpu-core"
-    assert facts.driver == ""
-    assert facts.programs["g++"] is None
-    assert facts.gpus == ()
 
 
 @pytest.mark.parametrize(

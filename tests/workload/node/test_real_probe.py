@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import textwrap
 import threading
 import time
@@ -15,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.waiting import is_running, wait_until
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InvalidConfiguration
 from tuner.search_spaces.job import load_job
@@ -260,39 +255,3 @@ def test_cancel_ends_a_probe_from_another_thread(runner: LocalRunner) -> None:
     assert record.failure is not None
     assert record.failure.kind == "cancelled"
     assert record.wall_s < 30
-
-
-@pytest.mark.slow
-def test_a_killed_agent_leaves_no_rank_behind(tmp_path: Path) -> None:
-    """SIGKILL gives the agent no chance to tidy up; its ranks and fork server end all the same."""
-    script = tmp_path / "agent.py"
-    script.write_text(
-        textwrap.dedent(
-            f"""
-            import sys
-            from tuner.search_spaces.configuration import Settings
-            from tuner.search_spaces.job import load_job
-            from tuner.workload.node.runner import LocalRunner
-            from tuner.workload.node.platforms import detect_cluster
-            from tuner.workload.records.probe import ProbeRequest, WindowPolicy
-            runner = LocalRunner(load_job(), detect_cluster(), run_dir={str(tmp_path)!r})
-            runner.prepare()
-            print(runner.node.server._process.pid, flush=True)
-            window = WindowPolicy(min_s=60.0, max_s=60.0)
-            runner.run(ProbeRequest(
-                "long", Settings(data_parallel={RANKS}, micro_batch=2), window=window))
-            """
-        )
-    )
-    agent = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
-    assert agent.stdout is not None
-    server = int(agent.stdout.readline())
-    ranks: list[int] = []
-    log = tmp_path / "probes" / "long" / "rank0.log"
-    wait_until(lambda: log.exists() and "loss" in log.read_text())
-    for path in Path(f"/proc/{server}/task").glob("*/children"):
-        ranks += [int(word) for word in path.read_text().split()]
-    assert len(ranks) == RANKS
-    os.kill(agent.pid, signal.SIGKILL)
-    agent.wait()
-    wait_until(lambda: not any(is_running(pid) for pid in [server, *ranks]))

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
 import socket
-import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.commands import finished
 from tests.waiting import is_running, wait_until
 
 pytest.importorskip("torch")
@@ -152,29 +149,6 @@ def test_a_fork_server_that_closes_signals_only_what_lives_below_it(
     assert running.pids[0] == pids[0]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["kill", "close", "server killed"])
-def test_whatever_ranks_started_ends_with_them(
-    server: RankServer, launch: Launch, tmp_path: Path, how: str
-) -> None:
-    group = launch(CHILDREN)
-    rank, plain, apart = (int(word) for word in wait_for(tmp_path / "pids").split())
-    try:
-        if how == "kill":
-            group.kill()
-            assert not group._running
-        elif how == "close":
-            server.close()
-        else:
-            assert server._process is not None
-            os.kill(server._process.pid, signal.SIGKILL)
-            group.kill()
-        wait_for_end([rank, plain] if how == "server killed" else [rank, plain, apart])
-    finally:
-        if is_running(apart):  # a killed fork server is no parent to it any more
-            os.kill(apart, signal.SIGKILL)
-
-
 SECRET = "the-token-of-a-test"
 
 
@@ -212,28 +186,6 @@ def test_the_storage_may_be_given_outside_the_command_line(
     monkeypatch.setenv("JOULEFRONT_STORAGE", url)
     assert given() == url
     assert given("--storage", "sqlite:///other.db") == "sqlite:///other.db"
-
-
-@pytest.mark.slow
-def test_a_study_in_the_database_of_the_environment(tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/study.db"
-    table = Path(__file__).parents[2] / "data" / "cpu-tiny-gpt"
-    command = [
-        sys.executable,
-        "-m",
-        "tuner.cli.main",
-        "replay",
-        str(table),
-        "--max-probes",
-        "2",
-    ]
-    done = finished(
-        [*command, "--quiet", "--runs-dir", str(tmp_path / "runs"), "--name", "one"],
-        env={**os.environ, "JOULEFRONT_STORAGE": url},
-    )
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "study.db").exists()
-    assert not (tmp_path / "runs" / "one" / "study.journal").exists()
 
 
 @pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])

@@ -58,7 +58,11 @@ class Caller:
 
     def query(self, **message: Any) -> dict[str, Any]:
         """Send a message and return the answer; {} if the guard ended."""
-        self.socket.sendall(json.dumps(message).encode() + b"\n")
+        return self.announce(json.dumps(message).encode())
+
+    def announce(self, line: bytes) -> dict[str, Any]:
+        """Send a line, whatever it is, and return the answer."""
+        self.socket.sendall(line + b"\n")
         return self.answer()
 
     def answer(self) -> dict[str, Any]:
@@ -70,7 +74,7 @@ class Caller:
         reply: dict[str, Any] = json.loads(said)
         return reply
 
-    def set(self, what: str, *values: int, **more: Any) -> str:
+    def set(self, what: str, *values: Any, **more: Any) -> str:
         """Set one thing and return the refusal, or ""."""
         reply = self.query(verb="set", gpu=GPU, what=what, values=values, **more)
         return str(reply.get("error", ""))

@@ -223,11 +223,6 @@ class TestCpuGovernor:
             governor.apply(Settings(clock_MHz=2000))
         assert governor.apply(Settings()).notes == ()
 
-    def test_a_virtual_machine_has_no_clocks(self, tmp_path: Path) -> None:
-        governor = governed(tmp_path)
-        assert "no cpufreq" in governor.why_not
-        assert governor.delivered() == {}
-
     def test_a_setting_that_does_not_read_back_is_an_error_and_is_undone(
         self, root: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -28,7 +28,7 @@ from tuner.workload.node.clocks.base import (
     UnsupportedKnob,
 )
 from tuner.workload.node.clocks.governor import NvmlGovernor
-from tuner.workload.node.clocks.own_guard import EarlierValues, Guard, GuardError, put_back
+from tuner.workload.node.clocks.own_guard import EarlierValues, Guard, put_back
 from tuner.workload.node.meters.base import MeterError
 from tuner.workload.node.platforms import platform_of
 from tuner.workload.node.platforms.cores import Cores
@@ -189,18 +189,6 @@ class TestNvmlGovernor:
         governor.apply(Settings())
         assert locks(fake) == [None, None]
 
-    def test_a_card_that_tells_no_limit_has_none_to_choose(self, busy: Make) -> None:
-        busy(TwinGpu(tells_limit=False))
-        governor = NvmlGovernor(environ=NO_ENV, guarded=False)
-        assert governor.limit_range_W == (0.0, 0.0)
-        governor.close()
-
-    def test_a_card_whose_limit_is_fixed_has_none_to_choose(self, busy: Make) -> None:
-        busy(TwinGpu(min_limit_W=400.0))
-        governor = NvmlGovernor(environ=NO_ENV, guarded=False)
-        assert governor.limit_range_W == (0.0, 0.0)
-        governor.close()
-
     def test_a_driver_that_tells_no_capability_leaves_the_clocks(self, busy: Make) -> None:
         """Only GPUs that are known to be older than Volta cannot lock one."""
         node = busy(TwinGpu())
@@ -208,14 +196,6 @@ class TestNvmlGovernor:
         governor = NvmlGovernor(environ=NO_ENV, guarded=False)
         assert governor.supported_clocks_MHz
         governor.close()
-
-    def test_a_lock_of_the_administrator_is_put_back_where_it_is_known(
-        self, fake: TwinNode
-    ) -> None:
-        governor = NvmlGovernor(environ={**NO_ENV, "EARLIER_CLOCKS_MHZ": "600,1110"}, guarded=False)
-        assert governor.apply(Settings(clock_MHz=1200)).notes == ()
-        governor.close()
-        assert locks(fake) == [(600, 1110)] * 2
 
     def test_a_lock_of_the_administrator_is_named_as_for_clocks_sh(self, fake: TwinNode) -> None:
         """NVML cannot be asked for a lock, so an administrator's was lost."""
@@ -274,11 +254,6 @@ class TestNvmlGovernor:
         assert governor.delivered()["clock_MHz"] == 1410
         governor.close()
         assert fake.log == []
-
-    def test_the_trial_changes_nothing(self, fake: TwinNode, governor: NvmlGovernor) -> None:
-        assert governor.can_set
-        assert [fake.limit_W(0), fake.limit_W(1)] == [350.0, 375.0]
-        assert locks(fake) == [None, None]
 
     @pytest.mark.parametrize("root", [True, False])
     def test_a_card_without_limits_may_still_lock_its_clock(self, busy: Make, root: bool) -> None:
@@ -520,12 +495,6 @@ class TestWithoutLocks:
         governor.close()
         assert fake.limit_W() == 400.0
 
-    def test_a_card_that_lists_nothing_to_set_is_named(self, busy: Make) -> None:
-        busy(TwinGpu(name="a card", lists_clocks=False, tells_limit=False))
-        governor = NvmlGovernor(environ=NO_ENV, guarded=False)
-        assert governor.why_not.startswith("a card takes neither a clock nor a power limit")
-        governor.close()
-
     def test_what_a_driver_says_is_not_supported_is_not_tried_again(
         self, fake: TwinNode, governor: NvmlGovernor
     ) -> None:
@@ -547,21 +516,8 @@ class TestWithoutLocks:
             governor.apply(Settings(clock_MHz=900))
         assert locks(fake) == [None, None]
 
-    def test_without_the_right_what_an_administrator_can_do_is_said(self, busy: Make) -> None:
-        busy(root=False)
-        governor = NvmlGovernor(environ=NO_ENV, guarded=False)
-        assert not governor.can_set
-        for what in ("root", "-lgc MIN,MAX", "zeusd"):
-            assert what in governor.why_not
-        governor.close()
-
 
 class TestOpenGovernor:
-    def test_gpus(self, fake: TwinNode) -> None:
-        governor = platform_of(GPUS).open_governor(GPUS)
-        assert governor.can_set
-        governor.close()
-
     def test_what_is_missing_is_said_before_anything_runs(self, busy: Make) -> None:
         fake = busy(root=False)
         said = platform_of(GPUS).why_fixed(GPUS)
@@ -670,10 +626,6 @@ class TestGuard:
             governor.apply(Settings(clock_MHz=900))
         assert fake.log == before
         governor.close()
-
-    def test_a_guard_that_does_not_start_says_why(self) -> None:
-        with pytest.raises(GuardError, match="no_such_module"):
-            Guard("no_such_module").expect([])
 
     def test_put_back_does_all_it_can(self, busy: Make) -> None:
         fake = busy(TwinGpu(uuid="GPU-a"), TwinGpu(uuid="GPU-b"))

@@ -7,7 +7,6 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-import pynvml
 import pytest
 
 from benchmarks.twin.front import small_job
@@ -16,7 +15,6 @@ from tuner.cli.main import main
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.workload.node.clocks.clock_backends import has_right
-from tuner.workload.node.clocks.governor import NvmlGovernor
 from tuner.workload.node.facts import inspect_node
 from tuner.workload.node.platforms import detect_cluster, platform_of
 from tuner.workload.node.runner import LocalRunner
@@ -70,24 +68,6 @@ class TestOnTwin:
             with pytest.raises(InputError, match="left alone"):
                 governor.apply(Settings(clock_MHz=900))
         assert node.log == []
-
-    def test_without_the_right_nothing_is_tried_either(self, node: TwinNode) -> None:
-        """The kernel is asked, by CAP_SYS_ADMIN."""
-        node.permit(False)
-        assert not detect_cluster().clock_control
-        cluster = detect_cluster()
-        assert "needs root" in platform_of(cluster).why_fixed(cluster)
-
-    def test_a_limit_that_the_card_refuses_is_not_offered_again(self, node: TwinNode) -> None:
-        node.fail("nvmlDeviceSetPowerManagementLimit", pynvml.NVML_ERROR_NOT_SUPPORTED)
-        with closing(NvmlGovernor(guarded=False)) as governor:
-            assert governor.can_set
-            for _ in range(2):
-                with pytest.raises(InputError, match="takes no limit"):
-                    governor.apply(Settings(clock_MHz=600, power_limit_W=250))
-                assert node.locked_MHz() is None
-            governor.apply(Settings(clock_MHz=900))
-            assert node.locked_MHz() == (900, 900)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import subprocess
@@ -20,6 +19,7 @@ from tests.support.guards import guards_of, installed_guard
 from tests.twin import TwinGpu, TwinNode
 from tests.waiting import wait_until
 from tests.workload.node.clocks.governor_faults import FAULTS, try_root_fault, unit
+from tests.workload.node.clocks.guard_caller import BEFORE, GPU, Caller, stands
 from tuner.search_spaces.configuration import Settings
 from tuner.workload.node.clocks import root_guard
 from tuner.workload.node.clocks.base import GovernorError, SetByOthers, UnsupportedKnob
@@ -30,7 +30,6 @@ from tuner.workload.node.meters.gpus import Gpu
 
 pytestmark = pytest.mark.needs("cc")
 Make = Callable[..., TwinNode]
-GPU = "GPU-twin"
 FOREIGN = 54321
 
 
@@ -55,47 +54,11 @@ def listens(node: TwinNode, folder: Path) -> Iterator[Path]:
         yield path
 
 
-class Asker:
-    """A process at the other end of the guard's socket, which says what it likes."""
-
-    def __init__(self, path: Path) -> None:
-        self.socket = socket.socket(socket.AF_UNIX)
-        self.socket.settimeout(60.0)
-        self.socket.connect(str(path))
-        self.file = self.socket.makefile("rb")
-
-    def announce(self, line: bytes) -> dict[str, Any]:
-        self.socket.sendall(line + b"\n")
-        return self.answer()
-
-    def answer(self) -> dict[str, Any]:
-        answer: dict[str, Any] = json.loads(self.file.readline())
-        return answer
-
-    def query(self, **message: Any) -> dict[str, Any]:
-        return self.announce(json.dumps(message).encode())
-
-    def set(self, what: str, *values: Any, **more: Any) -> str:
-        answer = self.query(verb="set", gpu=GPU, what=what, values=values, **more)
-        return str(answer.get("error", ""))
-
-    def close(self) -> None:
-        self.file.close()
-        self.socket.close()
-
-
 @pytest.fixture
-def asker(listens: Path) -> Iterator[Asker]:
-    made = Asker(listens)
+def asker(listens: Path) -> Iterator[Caller]:
+    made = Caller.of(listens)
     yield made
-    made.close()
-
-
-def stands(node: TwinNode) -> tuple[object, ...]:
-    return (node.locked_MHz(), node.memory_locked_MHz(), node.limit_W())
-
-
-BEFORE = (None, None, 350.0)
+    made.socket.close()
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -132,7 +95,7 @@ def test_the_guard_after_a_killed_one_learns_what_stood(node: TwinNode, listens:
 
 @pytest.mark.parametrize("again", [False, True])
 def test_a_limit_that_another_has_set_since_stays(
-    node: TwinNode, asker: Asker, again: bool
+    node: TwinNode, asker: Caller, again: bool
 ) -> None:
     """A site's cap was lifted when the agent ended."""
     assert asker.set("PowerManagementLimit", 300_000) == ""
@@ -140,7 +103,7 @@ def test_a_limit_that_another_has_set_since_stays(
     if again:
         assert asker.set("PowerManagementLimit", 200_000) == ""
     asker.set("GpuLockedClocks", 900, 900)
-    asker.close()
+    asker.socket.close()
     wait_until(lambda: node.locked_MHz() is None)
     wait_until(lambda: node.limit_W() == 250.0)
 
@@ -212,7 +175,7 @@ def test_zeusd_comes_first_and_nothing_is_tried_where_nothing_is_installed(
     ],
 )
 def test_what_a_gpu_does_not_offer_is_refused(
-    node: TwinNode, asker: Asker, what: str, values: tuple[Any, ...]
+    node: TwinNode, asker: Caller, what: str, values: tuple[Any, ...]
 ) -> None:
     assert asker.set(what, *values)
     assert node.log == []
@@ -234,7 +197,7 @@ def test_what_a_gpu_does_not_offer_is_refused(
         b"\xff\xfe",
     ],
 )
-def test_whatever_is_sent_it_stays_to_restore(node: TwinNode, asker: Asker, line: bytes) -> None:
+def test_whatever_is_sent_it_stays_to_restore(node: TwinNode, asker: Caller, line: bytes) -> None:
     asker.set("GpuLockedClocks", 900, 900)
     asker.announce(line)
     assert node.locked_MHz() == (900, 900)
@@ -242,13 +205,13 @@ def test_whatever_is_sent_it_stays_to_restore(node: TwinNode, asker: Asker, line
     assert stands(node) == BEFORE
 
 
-def test_a_line_without_end_ends_it(node: TwinNode, asker: Asker) -> None:
+def test_a_line_without_end_ends_it(node: TwinNode, asker: Caller) -> None:
     asker.set("GpuLockedClocks", 900, 900)
     asker.socket.sendall(b"x" * 5000)
     wait_until(lambda: stands(node) == BEFORE)
 
 
-def test_restore_takes_back_one_thing_or_all(node: TwinNode, asker: Asker) -> None:
+def test_restore_takes_back_one_thing_or_all(node: TwinNode, asker: Caller) -> None:
     asker.set("GpuLockedClocks", 900, 900)
     asker.set("PowerManagementLimit", 200_000)
     asker.set("PowerManagementLimit", 250_000)
@@ -270,7 +233,7 @@ class TestAsRoot:
             yield path
 
     @staticmethod
-    def as_user(uid: int, path: Path, then: Callable[[Asker], None]) -> int:
+    def as_user(uid: int, path: Path, then: Callable[[Caller], None]) -> int:
         """Do something as another user, and return the process, which has not been reaped."""
         if pid := os.fork():
             return pid
@@ -279,7 +242,7 @@ class TestAsRoot:
             os.setgroups([])
             os.setresgid(uid, uid, uid)
             os.setresuid(uid, uid, uid)
-            then(Asker(path))
+            then(Caller.of(path))
             code = 0
         finally:
             os._exit(code)
@@ -287,7 +250,7 @@ class TestAsRoot:
     def test_a_killed_user_leaves_no_clock_wrong(self, node: TwinNode, listens: Path) -> None:
         stays, end = os.pipe()
 
-        def sets_and_dies(asker: Asker) -> None:
+        def sets_and_dies(asker: Caller) -> None:
             assert asker.set("GpuLockedClocks", 900, 900) == ""
             assert asker.set("PowerManagementLimit", 200_000) == ""
             if os.fork() == 0:  # a child keeps the socket open
@@ -304,7 +267,7 @@ class TestAsRoot:
         assert ("nvmlDeviceSetGpuLockedClocks", 0, (900, 900)) in node.log
 
     def test_another_user_gets_nothing(self, node: TwinNode, listens: Path) -> None:
-        def asks(asker: Asker) -> None:
+        def asks(asker: Caller) -> None:
             assert "UID 54321 may not" in asker.answer()["error"]
 
         pid = self.as_user(FOREIGN, listens, asks)

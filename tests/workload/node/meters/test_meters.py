@@ -250,6 +250,8 @@ class TestContract:
             rig.meter.read()
         with pytest.raises(MeterError):
             rig.meter.sample()
+        with pytest.raises(MeterError):
+            rig.meter.boundary(opens=True)
 
     def test_closed_meter_does_not_read_and_closes_twice(self, rig: Rig) -> None:
         rig.meter.close()
@@ -511,10 +513,6 @@ class TestVisibleGpus:
     def test_slices_and_gpus_are_not_used_together(self, twin_node: Make) -> None:
         with pytest.raises(InputError, match="no GPU beside it; name one"):
             self.visible(twin_node, None, mig=1)
-
-    def test_a_gpu_with_mig_on_and_no_slice_is_refused(self, twin_node: Make) -> None:
-        with pytest.raises(InputError, match="MIG on and no slice"):
-            self.visible(twin_node, None, mig=-1)
 
     def test_a_slice_has_neither_meter_nor_clocks(self, twin_node: Make) -> None:
         node = twin_node(TwinGpu(mig=1))

@@ -103,22 +103,6 @@ def test_a_counter_that_is_slower_than_usual_is_not_called_fast(twin_node: Make)
     meter.close()
 
 
-def test_a_lost_gpu_and_a_counter_that_stands_still_are_errors(twin_node: Make) -> None:
-    node = twin_node(TwinGpu(), TwinGpu())
-    meter = meter_on(node)
-    node.set(1, lost=1)
-    with pytest.raises(MeterError, match="GPU is lost"):
-        meter.boundary(opens=True)
-    node.set(1, lost=0)
-    node.sleep(0.5)
-    meter.read()
-    node.stall(0)
-    node.sleep(3.0)
-    with pytest.raises(MeterError, match="has not moved"):
-        meter.read()
-    meter.close()
-
-
 class TestSettling:
     def test_needs_two_spans_of_the_same_slope(self) -> None:
         settling = Settling()
@@ -134,22 +118,6 @@ class TestSettling:
         assert (settling.settled, settling.energy_J(1.0)) == (False, None)
         settling.add(0.0, 5.0)
         assert (settling.settled, settling.energy_J(1.0)) == (False, None)
-
-
-@pytest.mark.parametrize("only_module", [False, True])
-def test_a_superchip_that_tells_its_modules_power_only_is_no_gpu_meter(
-    only_module: bool, twin_node: Callable[..., TwinNode]
-) -> None:
-    """Where NVML offers no power in scope GPU, power and counter are the module's."""
-    options = {"gpu_scope": 0, "counter_is_module": True, "usage_is_module": True}
-    gpu = TwinGpu(
-        name="NVIDIA GH200 480GB", c2c=True, module_W=120.0, **(options if only_module else {})
-    )
-    node = twin_node(gpu)
-    meter = NvmlMeter(environ={}, clock=node.clock, sleep=node.sleep)
-    assert meter.info.scope == ("module" if only_module else "gpu")
-    assert ("processors" in meter.info.host) == only_module
-    meter.close()
 
 
 MODULE_ONLY = {"gpu_scope": 0, "module_W": 120.0, "counter_is_module": True}

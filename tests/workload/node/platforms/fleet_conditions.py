@@ -269,6 +269,8 @@ CONDITIONS = (
               (replace(A100, power_profiles=2), replace(A100, power_profiles=0)),
               refused="different GPUs"),
     Condition(15, "no fabric manager", (replace(A100, fabric_state=1),) * 2, refused="fabric"),
+    Condition(15, "a fabric that registers GPUs", (replace(A100, fabric_state=2),) * 2,
+              refused="still being registered"),
     Condition(16, "CUDA_VISIBLE_DEVICES by number", (A100,) * 4,
               check=_numbering({"CUDA_VISIBLE_DEVICES": " 3 , 2"}, [3, 2])),
     Condition(16, "CUDA_VISIBLE_DEVICES by prefix", (A100,) * 4,

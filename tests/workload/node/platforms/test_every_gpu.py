@@ -20,7 +20,6 @@ from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError, InvalidValue
 from tuner.search_spaces.job import load_job
-from tuner.workload.node.clocks.base import GovernorError
 from tuner.workload.node.clocks.governor import NvmlGovernor
 from tuner.workload.node.facts import inspect_node
 from tuner.workload.node.measure.window import new_faults
@@ -158,40 +157,6 @@ def test_a_known_product_keeps_its_own_memory(proc: Path, twin_node: Make) -> No
 # ---- doctor
 
 
-def _power_differs() -> tuple[TwinGpu, ...]:
-    return TwinGpu(power_profiles=2), TwinGpu(power_profiles=0)
-
-
-@pytest.mark.parametrize(
-    ("gpus", "sentence"),
-    [
-        ((TwinGpu(), TwinGpu(name="NVIDIA H200")), "this machine has different GPUs"),
-        (_power_differs(), "this machine has different GPUs"),
-        ((TwinGpu(recovery_action=1),), "waits for a reset"),
-        ((TwinGpu(fabric_state=2),), "still being registered with the NVLink fabric"),
-        (
-            (TwinGpu(), TwinGpu(compute_mode=2)),
-            "takes no program (compute mode prohibited)",
-        ),
-        ((TwinGpu(mig=-1),), "has MIG on"),
-        ((TwinGpu(mig=1),), "--minimize time"),
-        (
-            (TwinGpu(has_counter=False, gpu_scope=0, has_usage=False),),
-            "tells neither its energy nor its power",
-        ),
-    ],
-)
-def test_doctor_refuses_what_a_study_refuses(
-    proc: Path, twin_node: Make, gpus: tuple[TwinGpu, ...], sentence: str
-) -> None:
-    """Doctor was ready on nodes on which every study is refused."""
-    twin_node(*gpus)
-    facts = inspect_node(proc=proc, cgroup=proc, environ=NO_ENV, affinity=range(64))
-    assert not facts.ready
-    assert sum(sentence in line for line in node_lines(facts) if line.startswith("missing")) == 1
-    assert not node_lines(facts)[0].startswith("verdict   ready")
-
-
 @pytest.mark.parametrize(
     ("gpu", "note"),
     [
@@ -214,13 +179,6 @@ def test_doctor_notes_what_lowers_or_smooths_power(
     facts = inspect_node(proc=proc, cgroup=proc, environ=NO_ENV, affinity=range(64))
     assert facts.cluster is not None
     assert "; ".join(facts.notes) == note or (note and note in facts.notes[0])
-
-
-def test_a_pending_remap_is_noted(proc: Path, twin_node: Make) -> None:
-    """After an uncorrectable error doctor said nothing."""
-    twin_node(TwinGpu(), TwinGpu()).ecc_error(1)
-    (note,) = inspect_node(proc=proc, cgroup=proc, environ=NO_ENV, affinity=range(64)).notes
-    assert "GPU 1 has a memory row that is remapped at its next reset" in note
 
 
 # ---- settings that are refused
@@ -275,18 +233,6 @@ def test_a_refusal_is_the_knobs_and_leaves_nothing_set(twin_node: Make) -> None:
     assert refused({"power_limit_W": 250}) == ""
 
 
-@pytest.mark.parametrize("code", [4, 999])
-def test_any_error_of_a_setter_that_never_worked_is_the_knobs(twin_node: Make, code: int) -> None:
-    twin_node(TwinGpu()).fail("nvmlDeviceSetGpuLockedClocks", code)
-    assert refused({"clock_MHz": 900}) == "clock_MHz"
-
-
-def test_the_loss_of_a_gpu_is_no_refusal_of_the_knob(twin_node: Make) -> None:
-    twin_node(TwinGpu()).fail("nvmlDeviceSetGpuLockedClocks", pynvml.NVML_ERROR_GPU_IS_LOST)
-    with pytest.raises(GovernorError):
-        refused({"clock_MHz": 900})
-
-
 # ---- neighbours, health and links
 
 
@@ -332,14 +278,6 @@ def test_the_start_of_a_gpu_is_no_neighbour(
     """Each look opened NVML, started the GPU, and saw that start as somebody's work."""
     node = twin_node(*(replace(SLEEPER, start_busy_s=start_busy_s) for _ in range(gpus)))
     assert busy(node, monkeypatch) == ()
-
-
-def test_a_neighbour_on_a_gpu_that_has_just_started_is_seen(
-    twin_node: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    node = twin_node(SLEEPER, SLEEPER)
-    node.set(1, load=0.3)
-    assert busy(node, monkeypatch) == ("GPU 1 works for a process that cannot be seen from here",)
 
 
 @pytest.mark.parametrize("persistence", [True, False])
