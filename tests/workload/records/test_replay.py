@@ -15,7 +15,7 @@ from tests.support.traces import TRACES
 from tuner.recordings.table import TableRunner, TraceRunner, load_table
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError, UnknownName
-from tuner.workload.records.probe import Failure, MeterInfo, ProbeRequest, Runner
+from tuner.workload.records.probe import Failure, MeterInfo, ProbeRequest
 from tuner.workload.records.trace import TraceWriter
 
 
@@ -332,8 +332,3 @@ def test_an_empty_trace_and_a_mixed_one_are_refused(tmp_path):
     )
     with pytest.raises(InputError, match="gpu, node"):
         TraceRunner(path)
-
-
-def test_both_are_runners(tmp_path):
-    assert isinstance(TableRunner(load_table(write_table(tmp_path))), Runner)
-    assert isinstance(TraceRunner(trace(tmp_path / "t.jsonl", record())), Runner)

@@ -248,11 +248,6 @@ def test_bad_input_is_one_sentence(words: list[str], capsys: pytest.CaptureFixtu
     assert captured.out == ""
 
 
-def test_the_packs_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["list", "knobs"]) == 0
-    assert "env:NCCL_ALGO" in capsys.readouterr().out
-
-
 def test_the_built_in_program_searches_a_pack() -> None:
     given = job_with_knobs(load_job("tiny-gpt"), ["deepspeed-buckets"])
     problem = problem_of_job(given, CPU)

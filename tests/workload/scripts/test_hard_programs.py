@@ -100,12 +100,6 @@ def test_work_after_a_short_training_is_no_second_one(place: Path) -> None:
     assert observe(place, "python few.py; python -c 'import torch'").words == ("few.py",)
 
 
-def test_a_question_at_the_terminal_ends_at_once(place: Path) -> None:
-    (place / "p.py").write_text("import torch\ninput('your choice: ')\n")
-    with pytest.raises(InputError, match="EOF when reading a line"):
-        observe(place, "python p.py")
-
-
 @pytest.mark.parametrize(
     "start",
     ["python $program", "exec python $program", "python $program & wait"],

@@ -187,16 +187,6 @@ def test_a_file_without_a_suffix_is_yaml_as_accelerate_reads_it(tmp_path: Path) 
     assert yaml.safe_load(text)["data"] == {"workers": 8, "paths": ["a", "b"], "new": True}
 
 
-def test_toml_keeps_everything_else(tmp_path: Path) -> None:
-    path = written(tmp_path, "f.toml", TOML)
-    changes = {"data.workers": 8, "data.deep.compile": True, "steps": 1e-05, "data.attn": 'a"b'}
-    text = changed_text(path, changes)
-    assert tomllib.loads(text) == {
-        "steps": 1e-05,
-        "data": {"workers": 8, "attn": 'a"b', "deep": {"compile": True}},
-    }
-
-
 def test_json_keeps_its_order(tmp_path: Path) -> None:
     path = written(tmp_path, "f.json", '{"z": {"b": 1, "a": 2}, "c": "auto"}')
     assert json.loads(changed_text(path, {"z.a": 3})) == {"z": {"b": 1, "a": 3}, "c": "auto"}

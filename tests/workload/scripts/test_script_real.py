@@ -11,12 +11,10 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
 from tuner.deploy.launch_files import write_launch_files
-from tuner.result import Result
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.workload.node.platforms import detect_cluster
@@ -280,23 +278,6 @@ def test_a_repository_with_models_and_workload_of_its_own(
     assert "stage 3" in log
 
 
-@pytest.mark.long
-def test_a_framework_that_owns_the_loop_is_recognised(bench: Bench, tmp_path: Path) -> None:
-    """A stand-in for Lightning, which is not installed: what is recognised is who calls."""
-    (tmp_path / "lightning.py").write_text(
-        "import deepspeed\ndef prepare(**given):\n    return deepspeed.initialize(**given)[0]\n"
-    )
-    text = (SCRIPTS / "plain_deepspeed.py").read_text()
-    text = text.replace("engine, *_ = deepspeed.initialize(", "engine = lightning.prepare(")
-    (tmp_path / "train.py").write_text(f"import lightning\n{text}")
-    (tmp_path / "ds.json").write_text('{"train_batch_size": 4}')
-    job = bench.look("train.py --deepspeed_config ds.json", tmp_path)
-    assert job.frame.owner == "lightning"
-    turned = {name for name, offer in job.offers.items() if offer.turned}
-    zero = {"zero_stage", "zero_hpz_partition_size", "optimizer_offload", "parameter_offload"}
-    assert turned == zero
-
-
 @pytest.mark.slow
 def test_a_transformers_model_brings_its_sizes_and_its_switch(bench: Bench, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
@@ -459,64 +440,3 @@ def test_a_script_without_a_process_group_is_one_process(bench: Bench, tmp_path:
     assert (job.global_batch, job.steps) == (0, None)  # no loader, nothing named
     record, _ = bench.probe(job, "one")
     assert record.ok, record.failure
-
-
-@pytest.mark.long
-def test_a_script_that_starts_its_own_ranks_is_refused(bench: Bench, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(
-        "import torch.multiprocessing as mp\ndef run(rank):\n    pass\nmp.spawn(run, nprocs=2)\n"
-    )
-    with pytest.raises(InputError, match=r"starts its own ranks .*start them with torchrun"):
-        bench.look("train.py", tmp_path, ranks=1)
-
-
-@pytest.mark.long
-def test_a_script_that_ends_says_its_last_words(bench: Bench, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(
-        "import argparse\np = argparse.ArgumentParser()\np.add_argument('--lr')\np.parse_args()\n"
-    )
-    with pytest.raises(InputError, match="unrecognized arguments: --rl 3"):
-        bench.look("train.py --rl 3", tmp_path, ranks=1)
-
-
-@pytest.mark.long
-def test_a_script_that_fails_says_why_and_where(bench: Bench, tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text("import torch\nraise KeyError('lost column')\n")
-    with pytest.raises(InputError, match=r"lost column.*its log is .*rank0\.log"):
-        bench.look("train.py", tmp_path)
-
-
-@pytest.mark.slow
-def test_optimize_searches_a_script_without_a_prior(repo: Path, tmp_path: Path) -> None:
-    from tests.support.studies import run_optimize as optimize
-    from tuner.api import load_result
-
-    events: list[SimpleNamespace] = []
-    script = Script(DEEPSPEED, cwd=repo, steps=30)
-
-    def session(probes: int) -> Result:
-        return optimize(
-            script,
-            cluster=CLUSTER,
-            executor="inline",
-            max_probes=probes,
-            name="mine",
-            runs_dir=tmp_path,
-            window=QUICK,
-            on_progress=events.append,  # type: ignore[arg-type]
-        )
-
-    result = session(3)
-    told = [event.message for event in events if event.kind == "note"]
-    assert any("in play: data_parallel, micro_batch, zero_stage" in note for note in told)
-    assert any("nothing is predicted before it is measured" in note for note in told)
-    assert result.points
-    assert result.baseline is not None
-    assert (tmp_path / "mine" / "best" / "launch.sh").is_file()
-    stored = load_result("mine", runs_dir=tmp_path)
-    assert [p.configuration for p in stored.points] == [p.configuration for p in result.points]
-    # It goes on without looking at the script again.
-    events.clear()
-    more = session(4)
-    assert len(more.points) >= len(result.points)
-    assert not any("to see how it trains" in event.message for event in events)

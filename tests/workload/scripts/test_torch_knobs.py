@@ -334,7 +334,6 @@ while True:
 @pytest.mark.parametrize(
     ("add", "found"),
     [
-        ("pass", True),
         ("item = item + 0.01 * random.random()", True),
         ("item = item + 0.01 * self.own.random()", False),
     ],
@@ -375,29 +374,15 @@ while True:
 
 @pytest.mark.slow
 @pytest.mark.real
-def test_a_compiled_model_trains_to_the_same_losses_dropout_included(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(dedent(COMPILED))
-    said: list[str] = []
-    job = job_of_script(
-        Script(f"{sys.executable} train.py", cwd=tmp_path, steps=10**9),
-        replace(detect_cluster(), devices_per_node=1),
-        RunFolder(tmp_path / "run"),
-        address=None,
-        announce=said.append,
-        adds_knobs=True,
-    )
-    assert "compile" in {knob.name for knob in job.knobs}, said
-    started = [line for line in said if line.startswith("starting ")]
-    assert not [line for line in started if "compile" in line], "it is proven in its first probe"
-
-
-@pytest.mark.slow
-@pytest.mark.real
 @pytest.mark.parametrize(
     ("trick", "why"),
     [
         ("if torch.compiler.is_compiling(): x = 2 * x", "more than rounding"),
-        ("if torch.compiler.is_compiling(): x = x.reshape(3)", "fake tensor"),
+        pytest.param(
+            "if torch.compiler.is_compiling(): x = x.reshape(3)",
+            "fake tensor",
+            marks=pytest.mark.long,
+        ),
         ("pass", ""),
     ],
 )
