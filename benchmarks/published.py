@@ -1,10 +1,10 @@
 """The analytic models compared with published measurements.
 
-Five comparisons: Sailor's measured plans on GH200, the study of multimodal training on JUPITER,
-models of both that the constants were not fitted to, MPT models on A100 and H100, and the study of
-parallelism and clock on A100. Each prints its shortcomings and their causes, and the end summarises
-the worth of each result. Data that is not on this machine (`../shared`) is skipped and named; the
-tables of JUPITER and of MPT come with the repository.
+Four comparisons: Sailor's measured plans on GH200, the study of multimodal training on JUPITER,
+models of both that the constants were not fitted to, and MPT models on A100 and H100. Each prints
+its shortcomings and their causes, and the end summarises the worth of each result. Data that is not
+on this machine (`../shared`) is skipped and named; the tables of JUPITER and of MPT come with the
+repository.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.figures import arguments, publish
-from benchmarks.validation.clock_study import compare as compare_clock_study
 from benchmarks.validation.comparison import Comparison
 from benchmarks.validation.jupiter import compare as compare_jupiter
 from benchmarks.validation.mpt import compare as compare_mpt
@@ -38,7 +37,6 @@ def comparisons(
         ("jupiter", None, lambda: compare_jupiter(GH200_TABLE, refit=fit)),
         ("unseen", None, lambda: compare_unseen(GH200_TABLE)),
         ("mpt", None, lambda: compare_mpt(refit=fit)),
-        ("clock_study", None, compare_clock_study),
     ]
 
 
