@@ -11,17 +11,17 @@ repository.
 from __future__ import annotations
 
 import contextlib
-import csv
 from collections.abc import Mapping
 from pathlib import Path
 
-from benchmarks.figures import ROOT, Figure, arguments, publish
+from benchmarks.figures import Figure, arguments, publish
 from benchmarks.scripts.environment import cache_folder, checkout
+from benchmarks.validation.comparison import DATA, rows_of
 from tuner.search_spaces.errors import InputError
 from tuner.workload.scripts.frameworks.commands import training_of_file
 from tuner.workload.scripts.frameworks.training import StatedTraining
 
-TABLE = ROOT / "benchmarks" / "data" / "configurations.csv"
+TABLE = DATA / "configurations.csv"
 COMMITS = {
     "axolotl-ai-cloud/axolotl": "067b021c8b87a9e5e380b9173c704cf7340e30f5",
     "hiyouga/LLaMA-Factory": "ff6d4d12eeb035d6ce06805a5733dd7b29f2ac30",
@@ -71,8 +71,7 @@ def main() -> None:
         repository: checkout(repository, commit, ".", cache, options.sources)
         for repository, commit in COMMITS.items()
     }
-    with TABLE.open(encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    rows = rows_of(TABLE)
     read, refused, doubted, wrong = 0, 0, 0, 0
     for row in rows:
         with contextlib.chdir(trees[row["repository"]]):

@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
 from scipy.optimize import least_squares
@@ -19,7 +18,7 @@ from scipy.optimize import least_squares
 import tuner
 from benchmarks.figures import Figure, arguments, publish
 from benchmarks.validation import qlora, sfttrainer, simumax
-from benchmarks.validation.comparison import table
+from benchmarks.validation.comparison import models, table
 from benchmarks.validation.vtrain import (
     Launch,
     Score,
@@ -34,16 +33,6 @@ from benchmarks.validation.vtrain import (
 from tuner.models.analytic.constants import load_constants
 from tuner.search_spaces.job import TrainingJob, load_job
 
-#: Mixtures of experts as their authors publish them: Qwen3-30B-A3B and OLMoE-1B-7B.
-MIXTURES: dict[str, dict[str, Any]] = {
-    "Qwen3-30B-A3B": {
-        **{"model_type": "qwen3_moe", "hidden_size": 2048, "num_hidden_layers": 48},
-        **{"num_attention_heads": 32, "num_key_value_heads": 4, "head_dim": 128},
-        **{"intermediate_size": 6144, "moe_intermediate_size": 768, "vocab_size": 151936},
-        **{"num_experts": 128, "num_experts_per_tok": 8, "tie_word_embeddings": False},
-    },
-    "OLMoE-1B-7B": dict(load_job("olmoe-1b-7b").model),
-}
 HEADS = ("planner", "launches", "rows", "median", "mean", "worst", "pairs right", "choice loses")
 
 
@@ -95,7 +84,11 @@ def moe_default_over_full() -> float:
     Of mixtures of experts on four nodes; nothing was fitted to them.
     """
     ratios = []
-    for name, config in MIXTURES.items():
+    mixtures = {
+        "Qwen3-30B-A3B": models()["qwen3-30b-a3b"],
+        "OLMoE-1B-7B": dict(load_job("olmoe-1b-7b").model),
+    }
+    for name, config in mixtures.items():
         job = TrainingJob(name, config, sequence_length=4096, global_batch=512, steps=1000)
         with TemporaryDirectory() as folder:
             asked = {"cluster": "h100-32", "runs_dir": folder, "report": False}

@@ -1,13 +1,32 @@
-"""Result of a comparison, and the layout of its table."""
+"""Published tables and models, the result of a comparison, and the layout of its table."""
 
 from __future__ import annotations
 
+import csv
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from benchmarks.figures import Figure
+from benchmarks.figures import ROOT, Figure
+
+DATA = ROOT / "benchmarks" / "data"
+
+
+def rows_of(path: Path) -> list[dict[str, str]]:
+    """Return the rows of a table with a head."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+@cache
+def models() -> dict[str, dict[str, Any]]:
+    """Return the configurations of the models that published tables name."""
+    return tomllib.loads((DATA / "models.toml").read_text(encoding="utf-8"))
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ runs) are compared for every pair of one study and one model that both state a f
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
@@ -16,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.figures import Figure
-from benchmarks.validation.comparison import Comparison, quantiles, table
+from benchmarks.validation.comparison import Comparison, quantiles, rows_of, table
 from tuner.models.analytic.constants import Constants, constants_of
 from tuner.models.analytic.model import AnalyticModel
 from tuner.search_spaces.cluster import load_cluster
@@ -125,24 +124,23 @@ def predict_row(row: dict[str, str], constants: Constants | None = None) -> dict
 def _runs(path: Path) -> list[Run]:
     runs: list[Run] = []
     work: dict[tuple[str, str], float] = {}
-    with path.open(newline="") as file:
-        for row in csv.DictReader(file):
-            published, predicted = _published(row), predict_row(row)
-            n, key = int(row["n_gpus"]), (row["study"], row["model"])
-            if "wall_time_min" in published and "tflops_per_gpu" in published:
-                done = published["tflops_per_gpu"] * published["wall_time_min"] * 60 * n
-                work.setdefault(key, done)
-            elif row["study"] == "zero_stage" and key not in work:
-                # Neither TFLOP/s nor one wall time is stated: its first row's energy sets the work.
-                seconds = published["energy_kJ"] * 1e3 / (predicted["module_power_W"] * n)
-                work[key] = predicted["tflops_per_gpu"] * seconds * n
-                published = {}
-            if key in work:
-                seconds = work[key] / (predicted["tflops_per_gpu"] * n)
-                predicted["wall_time_min"] = seconds / 60
-                predicted["energy_kJ"] = predicted["module_power_W"] * n * seconds / 1e3
-            fixed = int(row["sp"]) > 1 and row["gpus_kind"] == "fixed"
-            runs.append(Run(row["study"], row["model"], row["label"], published, predicted, fixed))
+    for row in rows_of(path):
+        published, predicted = _published(row), predict_row(row)
+        n, key = int(row["n_gpus"]), (row["study"], row["model"])
+        if "wall_time_min" in published and "tflops_per_gpu" in published:
+            done = published["tflops_per_gpu"] * published["wall_time_min"] * 60 * n
+            work.setdefault(key, done)
+        elif row["study"] == "zero_stage" and key not in work:
+            # Neither TFLOP/s nor one wall time is stated: its first row's energy sets the work.
+            seconds = published["energy_kJ"] * 1e3 / (predicted["module_power_W"] * n)
+            work[key] = predicted["tflops_per_gpu"] * seconds * n
+            published = {}
+        if key in work:
+            seconds = work[key] / (predicted["tflops_per_gpu"] * n)
+            predicted["wall_time_min"] = seconds / 60
+            predicted["energy_kJ"] = predicted["module_power_W"] * n * seconds / 1e3
+        fixed = int(row["sp"]) > 1 and row["gpus_kind"] == "fixed"
+        runs.append(Run(row["study"], row["model"], row["label"], published, predicted, fixed))
     return runs
 
 
@@ -154,8 +152,7 @@ def fit(path: Path) -> Constants:
     """
     from scipy.optimize import least_squares
 
-    with path.open(newline="") as file:
-        rows = {r["label"]: r for r in csv.DictReader(file) if r["study"] == "optimizer_offload"}
+    rows = {row["label"]: row for row in rows_of(path) if row["study"] == "optimizer_offload"}
     names = ("matrix_efficiency", "compute_W", "reduce_efficiency")
     base = constants_of(load_cluster("jupiter-32").device)
 

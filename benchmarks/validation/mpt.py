@@ -8,7 +8,6 @@ else is that of any GPU. The table and its source are in `benchmarks/data/mpt_th
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -17,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.figures import Figure
-from benchmarks.validation.comparison import Comparison, quantiles, table
+from benchmarks.validation.comparison import DATA, Comparison, quantiles, rows_of, table
 from benchmarks.validation.gpt2 import gpt2
 from tuner.models.analytic.constants import Constants, constants_of, load_constants
 from tuner.models.analytic.model import AnalyticModel, Program
@@ -25,7 +24,7 @@ from tuner.search_spaces.cluster import Cluster, load_cluster, load_device
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import TrainingJob
 
-TABLE = Path(__file__).resolve().parents[1] / "data" / "mpt_throughput.csv"
+TABLE = DATA / "mpt_throughput.csv"
 FITTED = ("matrix_efficiency", "attention_efficiency", "memory_efficiency")
 #: Width, layers and heads; vocabulary of all.
 SIZES = {
@@ -123,8 +122,7 @@ class Run:
 
 def read_runs(path: Path = TABLE) -> list[Run]:
     """Return the runs of the table."""
-    with path.open(newline="") as file:
-        return [Run(row) for row in csv.DictReader(file)]
+    return [Run(row) for row in rows_of(path)]
 
 
 def fit(runs: Sequence[Run]) -> Constants:

@@ -8,20 +8,17 @@ quantization chose nothing.
 
 from __future__ import annotations
 
-import csv
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
 from benchmarks.figures import Figure
-from benchmarks.validation.comparison import table
+from benchmarks.validation.comparison import DATA, rows_of, table
 from tuner.models.analytic.model import AnalyticModel
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import LoRA, Program, TrainingJob
 
-DATA = Path(__file__).resolve().parents[1] / "data" / "qlora_runs.csv"
 PROGRAM = Program(optimizer="adamw_8bit", dropout="none")
 
 
@@ -76,8 +73,7 @@ class Run:
 
 def read_runs() -> list[Run]:
     """Return the rows of the table."""
-    with DATA.open(newline="") as file:
-        return [Run(row) for row in csv.DictReader(file)]
+    return [Run(row) for row in rows_of(DATA / "qlora_runs.csv")]
 
 
 def compare() -> tuple[list[str], list[Figure]]:

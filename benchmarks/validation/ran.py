@@ -6,12 +6,10 @@ Nothing here was used to fit the models: it is all held out. The table and its s
 
 from __future__ import annotations
 
-import csv
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-from benchmarks.validation.gpt2 import gpt2
+from benchmarks.validation.comparison import DATA, models, rows_of
 from tuner.models.analytic.model import AnalyticModel, Program
 from tuner.models.memory_margin import MemoryMargin
 from tuner.models.prior import Prediction
@@ -20,43 +18,7 @@ from tuner.search_spaces.cluster import Cluster, Device, load_cluster, load_devi
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import LoRA, TrainingJob
 
-TABLE = Path(__file__).resolve().parents[1] / "data" / "published_runs.csv"
-
-
-def _llama(hidden: int, layers: int, heads: int, between: int, **more: int) -> dict[str, Any]:
-    sizes = {
-        "hidden_size": hidden,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "intermediate_size": between,
-        "num_key_value_heads": heads,
-        "vocab_size": 32000,
-        "max_position_embeddings": 8192,
-        "tie_word_embeddings": False,
-    }
-    return {"model_type": "llama", **sizes, **more}
-
-
-def _gpt2(hidden: int, layers: int, heads: int, vocabulary: int = 50304) -> dict[str, Any]:
-    return gpt2(hidden, layers, heads, positions=2048, vocabulary=vocabulary)
-
-
-#: Models of the table; Baichuan2's sizes are those of a Llama with a larger vocabulary.
-MODELS: dict[str, dict[str, Any]] = {
-    # As the program builds it: 20 heads (profile_all.py), GPT-2's vocabulary padded for 4 ranks.
-    "gpt-neo-2.7b": _gpt2(2560, 32, 20, 50688),
-    "gpt2-1.5b": _gpt2(1600, 48, 16),
-    "gpt2-10b": _gpt2(4096, 50, 32),
-    "llama-7b": _llama(4096, 32, 32, 11008),
-    # Llama 1, QLoRA's largest.
-    "llama-65b": _llama(8192, 80, 64, 22016, max_position_embeddings=2048),
-    "llama-2-13b": _llama(5120, 40, 40, 13824),
-    "llama-2-70b": _llama(8192, 80, 64, 28672, num_key_value_heads=8),
-    "llama-3-8b": _llama(4096, 32, 32, 14336, num_key_value_heads=8, vocab_size=128256),
-    "llama-3-70b": _llama(8192, 80, 64, 28672, num_key_value_heads=8, vocab_size=128256),
-    "baichuan2-13b": _llama(5120, 40, 40, 13696, vocab_size=125696),
-}
-
+TABLE = DATA / "published_runs.csv"
 
 #: Sailor's Megatron-DeepSpeed (third_party/Megatron-DeepSpeed of its repository). Its launch
 #: scripts ask for neither fp16 nor bf16, so it trains in fp32, with TF32 products in NVIDIA's
@@ -122,7 +84,7 @@ class Ran:
         r = self.row
         return TrainingJob(
             name=r["model"],
-            model=MODELS[r["model"]],
+            model=models()[r["model"]],
             sequence_length=int(r["sequence_length"]),
             global_batch=int(r["global_batch"]),
             steps=1,
@@ -185,8 +147,7 @@ def _device(name: str) -> Device:
 
 def read_runs(path: Path = TABLE) -> list[Ran]:
     """Return the runs of the table."""
-    with path.open(newline="") as file:
-        return [Ran(row) for row in csv.DictReader(file)]
+    return [Ran(row) for row in rows_of(path)]
 
 
 def verdict(probability: float) -> str:

@@ -7,14 +7,12 @@ programs' properties had been chosen (held out); the others were seen.
 
 from __future__ import annotations
 
-import csv
 import statistics
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from benchmarks.figures import Figure
-from benchmarks.validation.comparison import table
+from benchmarks.validation.comparison import DATA, models, rows_of, table
 from tuner.models.analytic.model import AnalyticModel
 from tuner.models.memory_margin import ALONE_BIAS, MemoryMargin
 from tuner.planner.fit import LIKELY, SURE
@@ -22,43 +20,7 @@ from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import LoRA, Program, TrainingJob
 
-DATA = Path(__file__).resolve().parents[1] / "data" / "single_gpu_reports.csv"
-
-
-def _model(
-    model_type: str, hidden: int, layers: int, heads: int, between: int, vocab: int, **more: Any
-) -> dict[str, Any]:
-    return {
-        "model_type": model_type,
-        "hidden_size": hidden,
-        "num_hidden_layers": layers,
-        "num_attention_heads": heads,
-        "intermediate_size": between,
-        "vocab_size": vocab,
-        **more,
-    }
-
-
-_GEMMA = {"vocab": 256_000, "head_dim": 256, "tie_word_embeddings": True}
-#: Models of the table, by the sizes of their public configurations.
-MODELS: dict[str, dict[str, Any]] = {
-    "falcon-7b": {
-        **{"model_type": "falcon", "hidden_size": 4544, "num_hidden_layers": 32},
-        **{"num_attention_heads": 71, "vocab_size": 65024, "multi_query": True},
-        **{"parallel_attn": True, "bias": False, "alibi": False},
-    },
-    "llama-2-70b": _model("llama", 8192, 80, 64, 28672, 32_000, num_key_value_heads=8),
-    "powerlm-3b": _model("granite", 2304, 40, 36, 9216, 49_152, tie_word_embeddings=True),
-    "gemma-2b": _model("gemma", 2048, 18, 8, 16384, num_key_value_heads=1, **_GEMMA),
-    "gemma-7b": _model("gemma", 3072, 28, 16, 24576, num_key_value_heads=16, **_GEMMA),
-    "gemma-2-9b": _model("gemma2", 3584, 42, 16, 14336, num_key_value_heads=8, **_GEMMA),
-    "llama-2-7b": _model("llama", 4096, 32, 32, 11008, 32_000),
-    "llama-3-8b": _model("llama", 4096, 32, 32, 14336, 128_256, num_key_value_heads=8),
-    "mistral-7b": _model("mistral", 4096, 32, 32, 14336, 32_000, num_key_value_heads=8),
-    "phi-2": _model("phi", 2560, 32, 32, 10240, 51_200),
-    "phi-3": _model("phi3", 3072, 32, 32, 8192, 32_064, pad_token_id=0),
-    "tiny-llama": _model("llama", 2048, 22, 32, 5632, 32_000, num_key_value_heads=4),
-}
+TABLE = DATA / "single_gpu_reports.csv"
 #: What each source's program does that no column says: LitGPT's bf16-true keeps weights, gradients
 #: and moments in bf16, and makes the loss in chunks.
 PROGRAMS = {
@@ -116,7 +78,7 @@ def _lora(row: dict[str, str]) -> LoRA | None:
 def judged(row: dict[str, str]) -> Report:
     """Return what `tuner fit` says of a report."""
     batch = int(row["micro_batch"])
-    program, model = PROGRAMS[row["source"]], MODELS[row["model"]]
+    program, model = PROGRAMS[row["source"]], models()[row["model"]]
     if row["source"] == "fms":  # full fine-tuning was in 16 bits throughout
         program = replace(program, pure_bf16=row["method"] == "full")
     if row["source"] == "litgpt":
@@ -144,10 +106,9 @@ def judged(row: dict[str, str]) -> Report:
     return Report(row, probability, peak, peak - parts["context"])
 
 
-def read_reports(path: Path = DATA) -> list[Report]:
+def read_reports(path: Path = TABLE) -> list[Report]:
     """Return the reports of the table."""
-    with path.open(newline="") as file:
-        return [judged(row) for row in csv.DictReader(file)]
+    return [judged(row) for row in rows_of(path)]
 
 
 def compare() -> tuple[list[str], list[Figure]]:

@@ -6,7 +6,6 @@ unseen plans are tested by leaving out each plan from the fit and predicting it.
 
 from __future__ import annotations
 
-import csv
 from dataclasses import dataclass, replace
 from itertools import combinations
 from pathlib import Path
@@ -14,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.figures import Figure
-from benchmarks.validation.comparison import Comparison, quantiles, table
+from benchmarks.validation.comparison import Comparison, quantiles, rows_of, table
 from benchmarks.validation.ran import SAILOR
 from tuner.models.analytic.constants import Constants, constants_of, load_constants
 from tuner.models.analytic.model import AnalyticModel
@@ -107,8 +106,7 @@ class Plan:
 
 
 def read_plans(path: Path) -> list[Plan]:
-    with path.open(newline="") as file:
-        return [Plan(row) for row in csv.DictReader(file)]
+    return [Plan(row) for row in rows_of(path)]
 
 
 def fit(plans: list[Plan]) -> Constants:

@@ -6,15 +6,13 @@ is fitted to Llama-3.1 8B; ALLaM-1 13B is held out.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import numpy as np
 
 from benchmarks.figures import Figure
-from benchmarks.validation.comparison import table
+from benchmarks.validation.comparison import DATA, models, rows_of, table
 from tuner.models.analytic.constants import Constants, constants_of
 from tuner.models.analytic.model import AnalyticModel
 from tuner.models.prior import Prediction
@@ -22,12 +20,6 @@ from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import Program, TrainingJob
 
-DATA = Path(__file__).resolve().parents[1] / "data" / "sfttrainer_runs.csv"
-#: Width, layers, heads, heads of keys and values, width of the MLP, vocabulary.
-SIZES = {
-    "llama-3.1-8b": (4096, 32, 32, 8, 14336, 128256),
-    "allam-1-13b": (5120, 40, 40, 40, 13824, 64000),
-}
 FITTED = "llama-3.1-8b"
 #: Passes of a step, and most tokens of one GPU in a pass that is called short.
 ACCUMULATION, SHORT = 4, 512
@@ -53,19 +45,10 @@ class Run:
 
     def predicted(self, constants: Constants | None = None) -> Prediction:
         """Return the prediction of this run alone."""
-        hidden, layers, heads, kv_heads, between, vocabulary = SIZES[self.row["model"]]
         batch, gpus = int(self.row["batch"]), int(self.row["gpus"])
         job = TrainingJob(
             self.row["model"],
-            {
-                "model_type": "llama",
-                "hidden_size": hidden,
-                "num_hidden_layers": layers,
-                "num_attention_heads": heads,
-                "num_key_value_heads": kv_heads,
-                "intermediate_size": between,
-                "vocab_size": vocabulary,
-            },
+            models()[self.row["model"]],
             sequence_length=int(self.row["sequence_length"]),
             global_batch=batch * ACCUMULATION,
             steps=1,
@@ -95,8 +78,7 @@ class Run:
 
 def read_runs() -> list[Run]:
     """Return the rows of the table."""
-    with DATA.open(newline="") as file:
-        return [Run(row) for row in csv.DictReader(file)]
+    return [Run(row) for row in rows_of(DATA / "sfttrainer_runs.csv")]
 
 
 def fitted_unit_s(runs: Sequence[Run]) -> float:

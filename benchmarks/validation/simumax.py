@@ -8,20 +8,16 @@ SimuMax's own predictions of the same rows are judged likewise; it was made on t
 
 from __future__ import annotations
 
-import csv
-
 import numpy as np
 
 from benchmarks.figures import Figure
-from benchmarks.validation.comparison import table
-from benchmarks.validation.vtrain import DATA
+from benchmarks.validation.comparison import DATA, models, rows_of, table
 from tuner.models.analytic.model import AnalyticModel, Program
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import TrainingJob
 
-#: (width, heads, heads of keys and values, width of the MLP).
-SIZES = {"llama3-70b": (8192, 64, 8, 28672), "llama3-405b": (16384, 128, 16, 53248)}
+MODELS = ("llama3-70b", "llama3-405b")
 MEGATRON = Program(
     sequence_sharded=True,
     fused_blocks=True,
@@ -33,21 +29,10 @@ MEGATRON = Program(
 
 def _planned(row: dict[str, str], program: Program) -> tuple[AnalyticModel, Configuration]:
     # The model and the configuration of a row.
-    hidden, heads, kv_heads, intermediate = SIZES[row["model"]]
     tensor, pipeline, context, data = (int(row[name]) for name in ("tp", "pp", "cp", "dp"))
     job = TrainingJob(
         name="simumax",
-        model={
-            "model_type": "llama",
-            "hidden_size": hidden,
-            "num_hidden_layers": int(row["layers"]),
-            "num_attention_heads": heads,
-            "num_key_value_heads": kv_heads,
-            "intermediate_size": intermediate,
-            "vocab_size": 128256,
-            "max_position_embeddings": 131072,
-            "tie_word_embeddings": False,
-        },
+        model={**models()[row["model"]], "num_hidden_layers": int(row["layers"])},
         sequence_length=int(row["sequence"]),
         global_batch=int(row["micro_batches"]) * data,
         steps=1,
@@ -78,8 +63,7 @@ def predicted_GiB(row: dict[str, str], program: Program) -> float:
 
 def compare() -> tuple[list[str], list[Figure]]:
     """Return the table of dense rows, one for each amount of memory, and the figures."""
-    with (DATA / "simumax_b200.csv").open(newline="") as file:
-        found = [row for row in csv.DictReader(file) if row["model"] in SIZES]
+    found = [row for row in rows_of(DATA / "simumax_b200.csv") if row["model"] in MODELS]
     rows, errors, plain, theirs = [], [], [], []
     # Steps of more micro-batches need the same memory, and were given the same measurement.
     for row in (row for row in found if row["micro_batches"] == "4"):
@@ -97,7 +81,7 @@ def compare() -> tuple[list[str], list[Figure]]:
     figures = [
         Figure(name, 100 * float(np.median(np.abs(each))), "%") for name, each in medians.items()
     ]
-    for name, model in (("fitted", "llama3-70b"), ("held_out", "llama3-405b")):
+    for name, model in zip(("fitted", "held_out"), MODELS, strict=True):
         each = [row for row in found if row["model"] == model]
         off = [predicted_ms(row, MEGATRON) / float(row["real_ms"]) - 1 for row in each]
         error = 100 * float(np.abs(off).mean())

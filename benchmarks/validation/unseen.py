@@ -7,7 +7,6 @@ model is 72B, `reduce_efficiency`, which one of its rows sets, is that of any GP
 
 from __future__ import annotations
 
-import csv
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +14,7 @@ import numpy as np
 from scipy.optimize import brentq
 
 from benchmarks.figures import Figure
-from benchmarks.validation.comparison import Comparison, quantiles, table
+from benchmarks.validation.comparison import Comparison, quantiles, rows_of, table
 from benchmarks.validation.jupiter import predict_row
 from benchmarks.validation.ran import read_runs
 from tuner.models.analytic.constants import constants_of, load_constants
@@ -76,8 +75,7 @@ def compare(gh200_table: Path) -> Comparison:
 
 def _left_out(path: Path) -> list[tuple[str, float, float]]:
     """Return (run, published, predicted) TFLOP/s, each model by constants without it."""
-    with path.open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row[TFLOPS]]
+    rows = [row for row in rows_of(path) if row[TFLOPS]]
     base = constants_of(load_cluster("jupiter-32").device)
     found = []
     for model in BASELINES:

@@ -7,14 +7,13 @@ with full recomputation (`benchmarks/data/vtrain.md`).
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from pathlib import Path
 
 import numpy as np
 
+from benchmarks.validation.comparison import DATA, rows_of
 from benchmarks.validation.gpt2 import gpt2
 from tuner.models.analytic.constants import Constants, constants_of
 from tuner.models.analytic.model import AnalyticModel, Program
@@ -23,7 +22,6 @@ from tuner.search_spaces.cluster import Cluster, load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import TrainingJob
 
-DATA = Path(__file__).resolve().parents[1] / "data"
 #: GPT-2's vocabulary as Megatron-LM pads it.
 VOCABULARY = 51200
 #: The program: scores stored and dropped, and Megatron-LM's loss.
@@ -68,8 +66,8 @@ def read_launches() -> list[Launch]:
     """Return the rows of both tables."""
     found = []
     for name in ("single", "multi"):
-        with (DATA / f"vtrain_{name}.csv").open(newline="") as file:
-            found += [_launch(row, single=name == "single") for row in csv.DictReader(file)]
+        rows = rows_of(DATA / f"vtrain_{name}.csv")
+        found += [_launch(row, single=name == "single") for row in rows]
     return found
 
 

@@ -1,12 +1,12 @@
 """The benchmark of `tuner fit`: torch's count of a small model, and the published runs."""
 
-import csv
 from dataclasses import replace
 
 import pytest
 
 from benchmarks.fit import errors_of_runs, predicted_apart, torch_bytes
 from benchmarks.validation import reports, state_bytes
+from benchmarks.validation.comparison import rows_of
 from benchmarks.validation.ran import read_runs
 from benchmarks.validation.torch_fsdp import fsdp_bytes
 from benchmarks.validation.torch_memory import count
@@ -92,8 +92,8 @@ def test_a_wrong_answer_is_counted() -> None:
 
 def test_reports_of_one_gpu_are_never_told_wrong() -> None:
     # Those of dense models that need no library; `python -m benchmarks.fit --reports` has all.
-    with reports.DATA.open(newline="") as file:
-        rows = [r for r in csv.DictReader(file) if "llama" in r["model"] or "mistral" in r["model"]]
+    rows = rows_of(reports.TABLE)
+    rows = [row for row in rows if "llama" in row["model"] or "mistral" in row["model"]]
     found = [reports.judged(row) for row in rows]
     assert len(found) == 31
     assert [each.told for each in found].count("right") >= 27
