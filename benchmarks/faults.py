@@ -16,10 +16,9 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 from benchmarks.figures import Figure, arguments, publish
-from benchmarks.pieces import PACKAGE, Pieces, part
+from benchmarks.pieces import PACKAGE, Pieces, add_arguments
 from tests.faults.harness import Outcome
 from tests.faults.table import all_faults, try_fault
 
@@ -50,13 +49,7 @@ def _wrong(outcome: Outcome) -> str:
 def main(argv: Sequence[str] | None = None) -> None:
     """Cause every fault, print its outcome, and publish the figures."""
     parser = arguments("faults tried, survived, and what they left")
-    parser.add_argument("--only", default="", metavar="WORDS", help="faults whose name has these")
-    parser.add_argument(
-        "--part", type=part, default="1/1", metavar="K/N", help="every Nth fault, from the Kth on"
-    )
-    parser.add_argument(
-        "--pieces", type=Path, metavar="FILE", help="keep each outcome here, and add it up later"
-    )
+    add_arguments(parser, "fault")
     parser.add_argument(
         "--again", action="store_true", help="cause those once more that FILE has as failed"
     )

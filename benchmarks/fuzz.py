@@ -13,10 +13,9 @@ import os
 import re
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from pathlib import Path
 
 from benchmarks.figures import Figure, arguments, publish
-from benchmarks.pieces import PACKAGE, Pieces, part
+from benchmarks.pieces import PACKAGE, Pieces, add_arguments
 from tests.fuzz.commands import KINDS
 from tests.fuzz.fuzzer import Seen, fuzz_chunk
 
@@ -43,13 +42,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = arguments("bad input, and the tracebacks that it gave")
     parser.add_argument("--inputs", type=int, default=20_000, help="of all kinds together")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", default="", metavar="WORDS", help="kinds whose name has these")
-    parser.add_argument(
-        "--part", type=part, default="1/1", metavar="K/N", help="every Nth chunk, from the Kth on"
-    )
-    parser.add_argument(
-        "--pieces", type=Path, metavar="FILE", help="keep each chunk here, and add it up later"
-    )
+    add_arguments(parser, "chunk")
     parser.add_argument(
         "--workers", type=int, default=os.cpu_count() or 1, help="processes; all cores by default"
     )

@@ -42,6 +42,17 @@ def part(text: str) -> slice:
     return slice(first - 1, None, of)
 
 
+def add_arguments(parser: argparse.ArgumentParser, of: str) -> None:
+    """Add the options of a benchmark that runs in parts, with the name of what it keeps."""
+    parser.add_argument("--only", default="", metavar="WORDS", help="those whose name has these")
+    parser.add_argument(
+        "--part", type=part, default="1/1", metavar="K/N", help=f"every Nth {of}, from the Kth on"
+    )
+    parser.add_argument(
+        "--pieces", type=Path, metavar="FILE", help=f"keep each {of} here, and add it up later"
+    )
+
+
 class Pieces:
     """Results of calls, in a file if one is given.
 
