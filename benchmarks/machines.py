@@ -29,6 +29,7 @@ import shutil
 import subprocess
 import sys
 import time
+import tomllib
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -41,7 +42,6 @@ from benchmarks.figures import ROOT, Figure, arguments, publish
 FOLDER = ROOT / "build" / "machines"
 #: Packages of every root: what the README asks for.
 PACKAGES = ("python3", "python3-venv", "git", "make", "ca-certificates")
-COMPILER = ("gcc", "g++", "libc6-dev")
 USER, UID = "contributor", 1000
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 #: Variables of this machine's network, which the package index may need.
@@ -89,26 +89,15 @@ class Machine:
     cores: int | None = None
 
 
-MACHINES = {
-    "debian-12": Machine("Debian 12, Python 3.11.2, no compiler"),
-    "debian-12-compiler": Machine("Debian 12 with a compiler", packages=COMPILER),
-    "debian-13": Machine("Debian 13, Python 3.13, no compiler", suite="trixie"),
-    "debian-13-compiler": Machine("Debian 13 with a compiler", suite="trixie", packages=COMPILER),
-    "python-3.12": Machine("Debian 12 with this machine's Python 3.12", python="3.12"),
-    "python-3.13": Machine("Debian 12 with this machine's Python 3.13", python="3.13"),
-    "python-3.14": Machine(
-        "Debian testing, Python 3.14",
-        suite="testing",
-        packages=("python3.14", "python3.14-venv"),
-        interpreter="python3.14",
-    ),
-    "locale-c": Machine("the locale C", environment={"LC_ALL": "C"}),
-    "time-zone": Machine("a time zone of 5:45 h", environment={"TZ": "Asia/Kathmandu"}),
-    "small-shm": Machine("64 MB of /dev/shm, as in a container", shm_MB=64),
-    "read-only-home": Machine("a read-only home", read_only_home=True, clone="/srv/joulefront"),
-    "odd-path": Machine("a path with spaces and an umlaut", clone=f"/home/{USER}/mein Übungs klon"),
-    "one-core": Machine("one core", cores=1),
-}
+def _machines() -> dict[str, Machine]:
+    rows = tomllib.loads((ROOT / "benchmarks" / "data" / "machines.toml").read_text("utf-8"))
+    return {
+        name: Machine(**{**row, "packages": tuple(row.get("packages", ()))})
+        for name, row in rows.items()
+    }
+
+
+MACHINES = _machines()
 
 
 class CannotBeHadError(Exception):

@@ -18,6 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.figures import ROOT
+
+CONFIGURATIONS = ROOT / "benchmarks" / "data" / "scripts"
 _WORDS = 480
 _SEED = 0
 #: A chat format that says whose turn it is; TRL's trainers need one.
@@ -46,7 +49,8 @@ def sentences(count: int, length: int = 40) -> Iterator[str]:
 def make_inputs(folder: Path) -> Path:
     """Write every input to `folder`, unless this version of this file did, and return it."""
     mark = folder / "made"
-    version = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()
+    files = [Path(__file__), *sorted(CONFIGURATIONS.iterdir())]
+    version = hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
     if not mark.is_file() or mark.read_text() != version:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
@@ -207,51 +211,10 @@ def _texts(folder: Path) -> None:
     (folder / "tokens" / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": 65}))
 
 
-def _deepspeed(folder: Path) -> None:
-    """Write a DeepSpeed configuration with ZeRO 3 and offload, as scripts for large models ship."""
-    config = {
-        "train_batch_size": 16,
-        "train_micro_batch_size_per_gpu": 4,
-        "zero_optimization": {
-            "stage": 3,
-            "offload_optimizer": {"device": "cpu"},
-            "offload_param": {"device": "cpu"},
-        },
-        "bf16": {"enabled": True},
-        # As the project's own configuration: the script gives DeepSpeed no optimizer.
-        "optimizer": {"type": "AdamW", "params": {"lr": 2e-5}},
-    }
-    (folder / "ds_zero3.json").write_text(json.dumps(config, indent=1))
-
-
-def _torchtitan(folder: Path) -> None:
-    """Write a configuration of torchtitan's smallest model, as its debug model ships."""
-    (folder / "torchtitan.toml").write_text("""[job]
-dump_folder = "out"
-
-[model]
-name = "llama3"
-flavor = "debugmodel"
-hf_assets_path = "tests/assets/tokenizer"
-
-[optimizer]
-name = "AdamW"
-implementation = "foreach"
-
-[training]
-local_batch_size = 2
-global_batch_size = 8
-seq_len = 64
-steps = 1000000000
-dataset = "c4_test"
-mixed_precision_param = "float32"
-
-[activation_checkpoint]
-mode = "full"
-
-[experimental]
-custom_import = "benchmarks.scripts.torchtitan_on_cpu"
-""")
+def _configurations(folder: Path) -> None:
+    """Copy DeepSpeed's ZeRO 3 with offload, as scripts for large models ship, and torchtitan's."""
+    for file in CONFIGURATIONS.iterdir():
+        shutil.copy(file, folder)
 
 
 def _litgpt(folder: Path) -> None:
@@ -308,8 +271,7 @@ _MAKERS: tuple[Callable[[Path], None], ...] = (
     _instructions,
     _pairs,
     _texts,
-    _deepspeed,
-    _torchtitan,
+    _configurations,
     _litgpt,
     _images,
 )
