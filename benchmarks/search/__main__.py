@@ -25,7 +25,6 @@ study.
 from __future__ import annotations
 
 import argparse
-import statistics
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -213,10 +212,6 @@ def made_part(options: argparse.Namespace) -> list[Figure]:
                 ends.append(WITH_MODELS)
             stops = own_stops(problems, MADE_SEEDS, ends, options.pieces)
             figures += kind_figures(Kind(figure_name(kind), runs, stops))
-            if kind == "several-knobs":
-                largest = max(problems, key=lambda one: len(truth_of(one).points))
-                plan_s = statistics.median(run.plan_s for run in runs[largest, OURS])
-                figures.append(Figure("ask_s", plan_s, "s"))
     return figures
 
 

@@ -14,6 +14,7 @@ import optuna
 from optuna.trial import Trial, TrialState, create_trial
 
 from benchmarks.search.ask_tell import level_order, peer
+from benchmarks.search.names import STOCK
 from tuner.pareto import nondominated
 from tuner.problem.problem import ProbeCost
 from tuner.search.sampler import ParameterEncoding
@@ -179,7 +180,5 @@ def _optuna_sweep(
     return sweep
 
 
-_optuna_sweep("tpe-sweep", lambda seed: optuna.samplers.TPESampler(seed=seed, multivariate=True))
-_optuna_sweep(
-    "nsgaii-sweep", lambda seed: optuna.samplers.NSGAIISampler(seed=seed, population_size=10)
-)
+for _name in ("tpe", "nsgaii"):
+    _optuna_sweep(f"{_name}-sweep", STOCK[_name])

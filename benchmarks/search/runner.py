@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
-import time
 import warnings
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -32,7 +30,6 @@ class Run:
         kJ, launches, measurements: until the front was found, or the whole table's.
         found: whether it was.
         curve: (kJ, share of the hypervolume missing, front regret) after each probe.
-        plan_s: the driver's median seconds a plan.
     """
 
     sampler: str
@@ -43,7 +40,6 @@ class Run:
     measurements: int
     found: bool
     curve: tuple[tuple[float, float, float], ...]
-    plan_s: float
 
 
 class ProblemSearch:
@@ -71,7 +67,6 @@ class ProblemSearch:
         self.records: list[ProbeRecord] = []
         self.measured: list[Configuration] = []
         self.curve: list[tuple[float, float, float]] = []
-        self.plan_s: list[float] = []
         self.kJ, self.submitted = 0.0, 0
         #: (kJ, launches, measurements) when the front was found.
         self.found: tuple[float, int, int] | None = None
@@ -93,9 +88,7 @@ class ProblemSearch:
         return PlanningState(records=tuple(self.records), cost=self._cost)
 
     def _submit(self) -> bool:
-        began = time.perf_counter()
         plan = self.planner.plan(self._state)
-        self.plan_s.append(time.perf_counter() - began)
         if plan is None:
             return False
         name = f"p{self.submitted:04d}"
@@ -117,10 +110,8 @@ class ProblemSearch:
         self._note_end([*self.measured, *so_far], self.kJ + launch_kJ)
         if self.found is not None:
             return ()
-        began = time.perf_counter()
         record = ProbeRecord(request, tuple(windows), self.executor.meter)
         plan = self.planner.plan_continuation(self._state, record)
-        self.plan_s.append(time.perf_counter() - began)
         return () if plan is None else plan.live
 
 
@@ -149,7 +140,6 @@ def run(problem: Problem, sampler_name: str, seed: int, most: int = 10**9) -> Ru
         measurements=measurements,
         found=search.found is not None,
         curve=tuple(search.curve),
-        plan_s=statistics.median(search.plan_s),
     )
 
 

@@ -200,7 +200,6 @@ def test_the_command_prints_the_figures_of_made_tables(
         "several_knobs_over_oracle",
         "groups_never_found_several_knobs",
         "worst_group_over_random_sweep_several_knobs",
-        "ask_s",
         "groups_never_found",
         "worst_group_over_random_sweep",
         "own_stop_over_best_peer",

@@ -93,7 +93,7 @@ def test_ours_runs_with_the_models_of_what_was_recorded(
     assert made.curve != run(Problem(folder, group), "joulefront", seed=0).curve
     main([str(folder), "--samplers", WITH_MODELS, "random", "--seeds", "1", "--jackknife", "0"])
     told = [line.split()[1] for line in capsys.readouterr().out.splitlines() if "figure " in line]
-    assert {"joulefront_with_models_over_oracle", "with_models_ratio_best_stock"} <= {*told}
+    assert "joulefront_with_models_front_regret_mean_recorded" in told
     other = tmp_path / "other"
     other.mkdir()
     toml = (folder / "table.toml").read_text()
