@@ -248,7 +248,7 @@ FIGURES: Mapping[str, tuple[Callable[[int], float], str]] = {
 
 
 def main() -> None:
-    parser = arguments("whether every place names one choice, and no answer is lost")
+    parser = arguments(__doc__)
     parser.add_argument("--seeds", type=int, default=6, help="studies of each case")
     parser.add_argument("--quick", action="store_true", help="one study of each case")
     parser.add_argument(

@@ -63,7 +63,7 @@ def wrong_values(row: Mapping[str, str], training: StatedTraining) -> list[str]:
 
 def main() -> None:
     """Print the figures."""
-    parser = arguments("Public configurations, read as tuner fit reads them.")
+    parser = arguments(__doc__)
     parser.add_argument("--sources", type=Path, metavar="DIR", help="folder of OWNER/NAME in git")
     options = parser.parse_args()
     cache = cache_folder() / "sources"

@@ -184,7 +184,7 @@ def figures_of(found: Outcome, flat: Outcome) -> list[Figure]:
 
 
 def main() -> None:
-    parser = arguments("coverage of the answers of whole searches")
+    parser = arguments(__doc__)
     parser.add_argument("tables", nargs="*", type=Path, help="folders of recorded tables")
     parser.add_argument("--studies", type=int, default=30, help="studies at each launch effect")
     parser.add_argument("--flat", type=int, default=20, help="flat ones at each launch effect")

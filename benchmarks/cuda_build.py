@@ -29,7 +29,7 @@ def said(case: str, found: Launched) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = arguments("the fork server and ranks with torch's CUDA build")
+    parser = arguments(__doc__)
     parser.add_argument("--packages", choices=SETS, nargs="+", default=list(SETS))
     parser.add_argument("--cases", choices=CASES, nargs="+", default=CASES, metavar="CASE")
     options = parser.parse_args(argv)

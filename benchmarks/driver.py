@@ -41,7 +41,7 @@ def cpu_s_of_search(seed: int, probes: int = 8) -> float:
 
 
 def main() -> None:
-    parser = arguments("the driver's own time in a search")
+    parser = arguments(__doc__)
     parser.add_argument("--searches", type=int, default=5, help="searches of eight probes")
     options = parser.parse_args()
     cpu_s_of_search(seed=0, probes=2)  # imports, and tables that are read once

@@ -362,7 +362,7 @@ def folder_of(extra: str) -> str:
 
 def main() -> None:
     """Print each checkout's faults and the figures."""
-    parser = arguments("checkouts without extras")
+    parser = arguments(__doc__)
     parser.add_argument("--quick", action="store_true", help="run no tests")
     parser.add_argument("--alone", action="store_true", help="only the core alone")
     parser.add_argument("--without", nargs="+", metavar="EXTRA", help="only without each of these")

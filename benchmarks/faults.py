@@ -48,7 +48,7 @@ def _wrong(outcome: Outcome) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Cause every fault, print its outcome, and publish the figures."""
-    parser = arguments("faults tried, survived, and what they left")
+    parser = arguments(__doc__)
     add_arguments(parser, "fault")
     parser.add_argument(
         "--again", action="store_true", help="cause those once more that FILE has as failed"

@@ -27,9 +27,11 @@ class Figure:
     unit: str
 
 
-def arguments(what: str) -> argparse.ArgumentParser:
-    """Return a parser with the options that every benchmark has."""
-    parser = argparse.ArgumentParser(description=what)
+def arguments(text: str | None) -> argparse.ArgumentParser:
+    """Return a parser with the options that every benchmark has, whose help is a module's text."""
+    parser = argparse.ArgumentParser(
+        description=text, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures here")
     return parser
 

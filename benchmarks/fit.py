@@ -123,7 +123,7 @@ def errors_of_runs(runs: list[Ran]) -> tuple[list[str], list[float], int, int]:
 
 def main() -> None:
     """Print tables and figures."""
-    parser = arguments("predicted memory against torch's counts and published runs")
+    parser = arguments(__doc__)
     parser.add_argument("--reports", action="store_true", help="reports of one GPU alone")
     args = parser.parse_args()
     if args.reports:

@@ -39,7 +39,7 @@ def _print(name: str, seen: Seen) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Try all inputs on all workers, print the failures, and publish the figures."""
-    parser = arguments("bad input, and the tracebacks that it gave")
+    parser = arguments(__doc__)
     parser.add_argument("--inputs", type=int, default=20_000, help="of all kinds together")
     parser.add_argument("--seed", type=int, default=0)
     add_arguments(parser, "chunk")

@@ -43,7 +43,7 @@ def run(runner: LocalRunner, configuration: Configuration, name: str) -> ProbeRe
 
 
 def main() -> None:
-    parser = arguments("a probe's launch cost")
+    parser = arguments(__doc__)
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     cluster = detect_cluster()

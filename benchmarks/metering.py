@@ -82,7 +82,7 @@ def overhead(pairs: int, block_s: float) -> list[Figure]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = arguments("the overhead of metering")
+    parser = arguments(__doc__)
     parser.add_argument("--pairs", type=int, default=40, help="at least 2 (default: 40)")
     parser.add_argument("--block-s", type=float, default=3.0, help="length of each half of a pair")
     options = parser.parse_args(argv)

@@ -363,7 +363,7 @@ def outdated(known: Iterable[tuple[str, str, str]]) -> list[str]:
 
 
 def main() -> None:
-    parser = arguments("small changes of the code that no test notices")
+    parser = arguments(__doc__)
     parser.add_argument("--only", choices=SUBJECTS, help="changes of this file alone")
     parser.add_argument("--number", type=int, default=200, help="changes in all (default: 200)")
     parser.add_argument(

@@ -78,7 +78,7 @@ def _apart(space: str, gpus: Sequence[int] = ()) -> dict[str, float]:
 
 def main() -> None:
     """Print the figures."""
-    parser = arguments("Time and memory of plans.")
+    parser = arguments(__doc__)
     parser.add_argument("--one", nargs="+", help=argparse.SUPPRESS)
     parser.add_argument("--no-large", action="store_true", help="leave out the large plan")
     args = parser.parse_args()

@@ -317,7 +317,7 @@ def shares(rounds: int) -> list[Figure]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Print the figures."""
-    parser = arguments("the receipt of a measured command: its error and its cost")
+    parser = arguments(__doc__)
     parser.add_argument("--runs", type=int, default=8, help="on the twin; 0 skips (default: 8)")
     parser.add_argument("--seconds", type=float, default=15.0, help="of each (default: 15)")
     parser.add_argument("--rounds", type=int, default=12, help="at least 2; 0 skips (default: 12)")

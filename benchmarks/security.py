@@ -279,7 +279,7 @@ def study_figures() -> list[Figure]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Watch a study and publish the figures; with --inside, be what watches it."""
-    parser = arguments("what a study sends to other machines")
+    parser = arguments(__doc__)
     parser.add_argument(
         "--inside", type=Path, metavar="FOLDER", help="of the study; it runs in this namespace"
     )

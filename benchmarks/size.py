@@ -294,7 +294,7 @@ def measure(
 
 def main() -> None:
     """Print the longest pieces and the figures."""
-    parser = arguments("size and shape of the code")
+    parser = arguments(__doc__)
     parser.add_argument("--top", type=int, default=5, help="pieces to name (default: 5)")
     parser.add_argument("--walk", action="store_true", help="walk through one request (a minute)")
     parser.add_argument(

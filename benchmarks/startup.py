@@ -25,7 +25,7 @@ HEAVY += ("plotly", "pandas")
 
 
 def main() -> None:
-    parser = arguments("start-up of the command and of the import")
+    parser = arguments(__doc__)
     parser.add_argument("--runs", type=int, default=7)
     options = parser.parse_args()
     seconds: dict[str, list[float]] = {name: [] for name in COMMANDS}

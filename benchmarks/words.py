@@ -197,4 +197,4 @@ def figures() -> list[Figure]:
 
 
 if __name__ == "__main__":
-    publish(figures(), arguments(__doc__.splitlines()[0]).parse_args().json)
+    publish(figures(), arguments(__doc__).parse_args().json)

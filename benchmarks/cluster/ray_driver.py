@@ -90,7 +90,7 @@ def executor_alone(
 
 
 def main() -> None:
-    parser = arguments("what a large cluster costs the driver")
+    parser = arguments(__doc__)
     parser.add_argument("--nodes", type=int, default=64)
     parser.add_argument("--raylets", type=int, default=4)
     parser.add_argument("--probes", type=int, default=1250)

@@ -119,7 +119,7 @@ def _ratios(pairs: Iterable[tuple[float | None, float | None]]) -> list[float]:
 
 
 def main() -> None:
-    parser = arguments("programs of other projects, as a new user tries them")
+    parser = arguments(__doc__)
     parser.add_argument("--sources", type=Path, metavar="DIR", help="repositories, OWNER/NAME")
     parser.add_argument("--cache", type=Path, default=cache_folder(), metavar="DIR")
     parser.add_argument("--only", action="append", default=[], metavar="NAME")

@@ -59,7 +59,7 @@ KAREUS = "kareus-attention-a100"
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = arguments("joules that a search pays for the front of recorded tables")
+    parser = arguments(__doc__)
     parser.prog = "python -m benchmarks.search"
     add = parser.add_argument
     add("tables", nargs="*", type=Path, metavar="TABLE_DIR", help="folders with table.toml")

@@ -112,7 +112,7 @@ def front(max_probes: int) -> list[Figure]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = arguments("the GPU path on a twin GPU node")
+    parser = arguments(__doc__)
     parser.add_argument("--windows", type=int, default=500, help="random windows (default: 500)")
     parser.add_argument("--rounds", type=int, default=5, help="of each fault (default: 5)")
     parser.add_argument(
