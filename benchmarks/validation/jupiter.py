@@ -174,112 +174,89 @@ def fit(path: Path) -> Constants:
     return constants(least_squares(residual, start, diff_step=1e-3).x)
 
 
-def _directions(runs: list[Run]) -> Iterator[tuple[str, Run, Run, bool]]:
-    """(column, run, run, right) of every pair that states a difference."""
-    for a, b in combinations(runs, 2):
-        if (a.study, a.model) != (b.study, b.model):
-            continue
-        for column in COLUMNS:
-            if not all(column in part for part in (a.published, b.published, a.predicted)):
-                continue
-            ratio = b.published[column] / a.published[column]
-            if abs(ratio - 1) > SAME:
-                said = b.predicted[column] / a.predicted[column]
-                yield column, a, b, (ratio > 1) == (said > 1)
-
-
-def _energy_against_efficiency(runs: list[Run]) -> tuple[int, set[tuple[str, str]]]:
-    """Pairs that state energy and efficiency, and those whose two cannot both be right: for the
-    same work less energy is more TFLOP/kJ."""
-    pairs, against = 0, set()
-    for a, b in combinations(runs, 2):
-        if (a.study, a.model) != (b.study, b.model):
-            continue
-        if not all({"energy_kJ", COLUMNS[-1]} <= set(run.published) for run in (a, b)):
-            continue
-        energy, efficiency = (
-            b.published[column] / a.published[column] - 1 for column in ("energy_kJ", COLUMNS[-1])
-        )
-        if min(abs(energy), abs(efficiency)) > SAME:
-            pairs += 1
-            if (energy > 0) == (efficiency > 0):
-                against.add((a.name, b.name))
-    return pairs, against
-
-
 @dataclass(frozen=True)
-class Directions:
-    """Directions of pairs of runs that the models get right: (column, right) of each pair.
+class Direction:
+    """A pair of runs of one study and model whose published figures differ.
 
     Attributes:
-        contradictory: pairs whose published energy and efficiency cannot both be right.
-        unidentifiable: of the others, those with sequence parallelism on as many GPUs as its
-            baseline, because the study does not state what these runs hold equal.
-        identifiable: the rest.
+        column: the figure.
+        pair: names of both runs.
+        right: the models name the better one.
+        identifiable: it is stated what both runs hold equal (it is not of sequence parallelism on
+            as many GPUs as its baseline), and their published energy and efficiency do not
+            contradict each other: for the same work less energy is more TFLOP/kJ.
     """
 
-    contradictory: Sequence[tuple[str, bool]]
-    unidentifiable: Sequence[tuple[str, bool]]
-    identifiable: Sequence[tuple[str, bool]]
+    column: str
+    pair: str
+    right: bool
+    identifiable: bool
 
-    @classmethod
-    def of(cls, runs: list[Run]) -> Directions:
-        """Compare every pair of runs."""
-        _, against = _energy_against_efficiency(runs)
-        groups: tuple[list[tuple[str, bool]], ...] = ([], [], [])
-        for column, a, b, right in _directions(runs):
-            if column in ("energy_kJ", COLUMNS[-1]) and (a.name, b.name) in against:
-                group = 0
-            else:
-                group = 1 if a.sequence_on_fixed or b.sequence_on_fixed else 2
-            groups[group].append((column, right))
-        return cls(*groups)
 
-    @property
-    def all(self) -> list[tuple[str, bool]]:
-        return [*self.contradictory, *self.unidentifiable, *self.identifiable]
+def _directions(runs: list[Run]) -> Iterator[Direction]:
+    for a, b in combinations(runs, 2):
+        if (a.study, a.model) != (b.study, b.model):
+            continue
+        ratios = {
+            column: b.published[column] / a.published[column]
+            for column in COLUMNS
+            if column in a.published and column in b.published
+        }
+        energy, efficiency = (ratios.get(name, 1.0) - 1 for name in ("energy_kJ", COLUMNS[-1]))
+        both_differ = min(abs(energy), abs(efficiency)) > SAME
+        contradictory = both_differ and (energy > 0) == (efficiency > 0)
+        for column, ratio in ratios.items():
+            if column not in a.predicted or abs(ratio - 1) <= SAME:
+                continue
+            said = b.predicted[column] / a.predicted[column]
+            doubtful = contradictory and column in ("energy_kJ", COLUMNS[-1])
+            stated = not (doubtful or a.sequence_on_fixed or b.sequence_on_fixed)
+            pair = f"{a.name} to {b.label}"
+            yield Direction(column, pair, (ratio > 1) == (said > 1), stated)
 
-    @property
-    def lines(self) -> list[str]:
-        """How many directions are right, in all and apart."""
-        rows = []
-        for column in (*COLUMNS, "all"):
-            row = [column]
-            for group in (self.all, self.identifiable, self.unidentifiable, self.contradictory):
-                judged = [right for name, right in group if column in (name, "all")]
-                row.append(f"{sum(judged)} of {len(judged)}" if judged else "")
-            rows.append(row)
-        heads = ("directions right", "all", "identifiable", "not identifiable", "contradictory")
-        return [
-            *table(heads, rows),
-            "not identifiable: pairs with sequence parallelism on as many GPUs as its baseline, "
-            "because what these runs hold equal is not stated; contradictory: pairs whose "
-            "published energy and efficiency cannot both be right; a coin gets half",
+
+def _right(directions: Sequence[Direction]) -> int:
+    return sum(each.right for each in directions)
+
+
+def _direction_lines(every: Sequence[Direction], identifiable: Sequence[Direction]) -> list[str]:
+    rows = []
+    for column in (*COLUMNS, "all"):
+        groups = [
+            [each for each in group if column in (each.column, "all")]
+            for group in (every, identifiable)
         ]
-
-    @property
-    def figures(self) -> list[Figure]:
-        figures = []
-        for column in COLUMNS:
-            judged = [right for name, right in self.all if name == column]
-            if judged:
-                figures.append(Figure(f"jupiter_{column}_directions", _share(judged), "ratio"))
-        for name, group in (
-            ("directions", self.all),
-            ("sound_directions", [*self.unidentifiable, *self.identifiable]),
-            ("identifiable_directions", self.identifiable),
-            ("unidentifiable_directions", self.unidentifiable),
-            ("contradictory_directions", self.contradictory),
-        ):
-            figures += [
-                Figure(f"jupiter_{name}", _share([right for _, right in group]), "ratio"),
-                Figure(f"jupiter_{name}_pairs", len(group), "count"),
-            ]
-        return figures
+        rows.append(
+            [column, *(f"{_right(each)} of {len(each)}" if each else "" for each in groups)]
+        )
+    wrong = "; ".join(f"{each.pair} ({each.column})" for each in every if not each.right)
+    return [
+        *table(("directions right", "all", "identifiable"), rows),
+        "not identifiable: pairs with sequence parallelism on as many GPUs as its baseline, "
+        "because what these runs hold equal is not stated, and pairs whose published energy and "
+        "efficiency cannot both be right; a coin gets half",
+        f"wrong: {wrong}",
+    ]
 
 
-def _share(judged: Sequence[bool]) -> float:
-    return sum(judged) / len(judged)
+def _direction_figures(
+    every: Sequence[Direction], identifiable: Sequence[Direction]
+) -> list[Figure]:
+    groups = {
+        f"{column}_directions": [each for each in every if each.column == column]
+        for column in COLUMNS
+    }
+    figures = [
+        Figure(f"jupiter_{name}", _right(group) / len(group), "ratio")
+        for name, group in groups.items()
+        if group
+    ]
+    for name, group in (("directions", every), ("identifiable_directions", identifiable)):
+        figures += [
+            Figure(f"jupiter_{name}", _right(group) / len(group), "ratio"),
+            Figure(f"jupiter_{name}_pairs", len(group), "count"),
+        ]
+    return figures
 
 
 def _parts(runs: list[Run], column: str) -> tuple[float, float]:
@@ -321,8 +298,9 @@ def compare(csv_file: Path, *, refit: bool = False) -> Comparison:
             if published and said:
                 errors[column].append(said / published - 1)
         rows.append(row)
-    directions = Directions.of(runs)
-    lines = [*ASSUMED, "", *table(heads, rows), "", *directions.lines]
+    directions = list(_directions(runs))
+    identifiable = [each for each in directions if each.identifiable]
+    lines = [*ASSUMED, "", *table(heads, rows), "", *_direction_lines(directions, identifiable)]
     figures = []
     for column in COLUMNS:
         if errors[column]:
@@ -331,15 +309,13 @@ def compare(csv_file: Path, *, refit: bool = False) -> Comparison:
                 Figure(f"jupiter_{column}_median_error", 100 * median, "%"),
                 Figure(f"jupiter_{column}_worst_error", 100 * worst, "%"),
             ]
-    figures += directions.figures
+    figures += _direction_figures(directions, identifiable)
     for column, name in (("tflops_per_gpu", "time"), ("gpu_power_W", "power")):
         shared, own = _parts(runs, column)
         figures += [
             Figure(f"jupiter_{name}_error_shared", shared, "sd of log"),
             Figure(f"jupiter_{name}_error_own", own, "sd of log"),
         ]
-    wrong = [f"{a.name} to {b.label} ({c})" for c, a, b, right in _directions(runs) if not right]
-    lines += ["wrong: " + "; ".join(wrong)] if wrong else []
     lines += [
         "why: with the tokens a GPU takes held equal, sequence parallelism only adds all-to-all in "
         "the models, while the study reports up to 16 % less energy at degree 2: what its "
@@ -355,17 +331,13 @@ def compare(csv_file: Path, *, refit: bool = False) -> Comparison:
             f"fitted: matrix_efficiency = {found.matrix_efficiency:.3g}, compute_W = "
             f"{found.compute_W:.3g} (GH200-96GB), reduce_efficiency = {found.reduce_efficiency:.3g}"
         )
-    right = {
-        name: sum(r for _, r in group)
-        for name, group in (("all", directions.all), ("rest", directions.identifiable))
-    }
     return Comparison(
         "jupiter",
         "multimodal training on GH200 (JUPITER)",
         lines,
         figures,
         summary=f"energy of a run: median error {100 * quantiles(errors['energy_kJ'])[0]:.1f} %. "
-        f"The better of two runs: {right['all']} of {len(directions.all)} directions right; "
-        f"{right['rest']} of {len(directions.identifiable)} without pairs that contradict "
+        f"The better of two runs: {_right(directions)} of {len(directions)} directions right; "
+        f"{_right(identifiable)} of {len(identifiable)} without pairs that contradict "
         "themselves or that cannot be identified",
     )
