@@ -28,7 +28,7 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, islice
+from itertools import accumulate, islice, pairwise
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -362,6 +362,12 @@ def outdated(known: Iterable[tuple[str, str, str]]) -> list[str]:
     return found
 
 
+def shares(number: int, parts: int) -> list[int]:
+    """Return a number in so many parts that differ by one at most."""
+    ends = [number * place // parts for place in range(parts + 1)]
+    return [end - begin for begin, end in pairwise(ends)]
+
+
 def main() -> None:
     parser = arguments(__doc__)
     parser.add_argument("--only", choices=SUBJECTS, help="changes of this file alone")
@@ -385,13 +391,13 @@ def main() -> None:
         sys.exit("\n".join([f"{REASONS.name} has reasons for changes that are none:", *wrong]))
     with tempfile.TemporaryDirectory(prefix="joulefront-mutants-") as temporary:
         copy = Checkout(Path(temporary) / "copy", Ledger.read(), ())
-        for subject in subjects:
+        for subject, share in zip(subjects, shares(options.number, len(subjects)), strict=True):
             name, places = SUBJECTS[subject]
             file = copy.folder / name
             text = file.read_text(encoding="utf-8")
             tests = Suite(copy, name, places)
-            share = options.skip + options.number // len(subjects)
-            for change in islice(drawn(subject, text, options.seed), options.skip, share):
+            until = options.skip + share
+            for change in islice(drawn(subject, text, options.seed), options.skip, until):
                 file.write_text(change.code, encoding="utf-8")
                 made += 1
                 if not tests.notice(statement(text, change.row), options.most):

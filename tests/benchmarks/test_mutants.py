@@ -15,6 +15,7 @@ from benchmarks.mutants import (
     is_likely,
     outdated,
     reasons,
+    shares,
     statement,
 )
 
@@ -28,6 +29,12 @@ TEXT = """def f(a: int | None, limit_s: float) -> float:
 def test_the_files_and_their_tests_exist() -> None:
     for file, tests in SUBJECTS.values():
         assert all((ROOT / each).exists() for each in (file, *tests))
+
+
+def test_as_many_changes_are_made_as_are_asked_for() -> None:
+    assert shares(200, 6) == [33, 33, 34, 33, 33, 34]
+    assert shares(40, 1) == [40]
+    assert sum(shares(2, 6)) == 2
 
 
 @pytest.mark.parametrize(
