@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import csv
 from pathlib import Path
 
 import pytest
 
 from benchmarks.configurations import COMMITS, TABLE, wrong_values
+from benchmarks.validation.comparison import rows_of
 from tuner.workload.scripts.frameworks.commands import training_of_file
 
 
-def rows() -> list[dict[str, str]]:
-    with TABLE.open(encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
 def test_files_each_once_of_known_commits() -> None:
-    assert len({(row["repository"], row["path"]) for row in rows()}) == 130
-    assert {row["repository"] for row in rows()} == {*COMMITS}
-    compared = [row for row in rows() if row["model"]]
+    rows = rows_of(TABLE)
+    assert len({(row["repository"], row["path"]) for row in rows}) == 130
+    assert {row["repository"] for row in rows} == {*COMMITS}
+    compared = [row for row in rows if row["model"]]
     assert len(compared) == 106
     assert all(all(row.values()) for row in compared)
 

@@ -127,18 +127,10 @@ def test_machines_are_listed_and_a_wrong_name_is_one_sentence(
     assert "unknown machine 'debian-11'; known: debian-12, " in capsys.readouterr().err
 
 
-def test_what_the_issue_of_machines_asks_for_is_a_row() -> None:
-    suites = {machine.suite for machine in MACHINES.values()}
-    assert {"bookworm", "trixie"} <= suites
-    for suite in ("bookworm", "trixie"):
-        compilers = {"gcc" in m.packages for m in MACHINES.values() if m.suite == suite}
-        assert compilers == {True, False}
-    assert any(machine.shm_MB == 64 for machine in MACHINES.values())
-    assert any(machine.read_only_home for machine in MACHINES.values())
-    assert any(machine.environment.get("LC_ALL") == "C" for machine in MACHINES.values())
-    for machine in MACHINES.values():
-        # A read-only home holds no clone.
-        assert not (machine.read_only_home and machine.clone.startswith("/home"))
+def test_a_read_only_home_holds_no_clone() -> None:
+    homes = [machine.clone for machine in MACHINES.values() if machine.read_only_home]
+    assert homes
+    assert not any(clone.startswith("/home") for clone in homes)
 
 
 def test_where_no_namespace_may_be_made_the_machine_is_left_out(

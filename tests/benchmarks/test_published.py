@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from itertools import permutations
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from benchmarks.validation import jupiter, mpt, sailor, unseen
+from benchmarks.validation import jupiter, mpt, qlora, sailor, sfttrainer, simumax, unseen
 from benchmarks.validation.comparison import quantiles, table
 from tests.support.traces import TRACES
 from tuner.models.analytic.constants import constants_of
@@ -127,6 +129,36 @@ def test_a_model_is_predicted_from_the_others_on_its_device() -> None:
     off = [run.predicted_s(constants) / run.measured_s - 1 for run in runs if run.model == "7b"]
     assert len(others) == 5
     assert quantiles(off)[2] < 0.12
+
+
+@functools.cache
+def compared(module: ModuleType) -> dict[str, float]:
+    lines, found = module.compare()
+    assert len(lines) > 10
+    return {figure.name: figure.value for figure in found}
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "aim"),
+    [
+        (qlora, "qlora_memory_median", 5),
+        (qlora, "qlora_memory_worst", 17),
+        (sfttrainer, "short_sequences_worst", 40),
+        (sfttrainer, "short_sequences_power_worst", 30),
+        (sfttrainer, "sfttrainer_held_out_mean", 17),
+        (simumax, "simumax_memory_median", 3),
+        (simumax, "simumax_time_held_out_mean", 6),  # 41 % too short by constants of other GPUs
+    ],
+)
+def test_other_programs_are_predicted_within_the_aim(
+    module: ModuleType, name: str, aim: float
+) -> None:
+    assert compared(module)[name] < aim
+
+
+def test_what_deepspeed_does_with_memory_is_not_what_megatron_does() -> None:
+    found = compared(simumax)
+    assert found["simumax_memory_median_as_deepspeed"] > 2 * found["simumax_memory_median"]
 
 
 def test_models_that_were_not_fitted_are_predicted() -> None:

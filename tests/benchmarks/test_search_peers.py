@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from benchmarks.figures import ROOT
 from benchmarks.search import ask_tell
 from benchmarks.search.ask_tell import PEERS, peer
 from benchmarks.search.peers import HillClimb, OptunaSweep
@@ -141,3 +143,17 @@ def test_values_of_unlike_knobs_have_an_order() -> None:
 
     levels = [Settings({"a": value}) for value in (2, 10, 1.5, "b", "a")]
     assert [one["a"] for one in sorted(levels, key=level_order)] == [1.5, 2, 10, "a", "b"]
+
+
+def test_the_readme_has_a_sampler_of_twenty_lines_that_runs(
+    problem: Problem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (ROOT / "benchmarks" / "search" / "README.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.S)
+    body = code[code.index("@peer") :]
+    assert len(body.strip().splitlines()) <= 20
+    monkeypatch.setitem(PEERS, "my-sampler", None)  # removed again after the test
+    exec(compile(code, "README", "exec"), {})
+    made = run(problem, "my-sampler", seed=0)
+    assert made.found
+    assert made.launches < made.measurements

@@ -15,15 +15,6 @@ NODE = load_cluster("a100-8")
 JOB = replace(load_job("qwen2.5-7b"), sequence_length=512)
 
 
-def test_short_sequences_are_predicted_within_the_aim() -> None:
-    lines, figures = sfttrainer.compare()
-    value = {figure.name: figure.value for figure in figures}
-    assert len(lines) > 60
-    assert value["short_sequences_worst"] < 40
-    assert value["short_sequences_power_worst"] < 30
-    assert value["sfttrainer_held_out_mean"] < 17
-
-
 def test_the_shipped_constant_is_that_of_the_rows_that_it_was_fitted_to() -> None:
     rows = [run for run in sfttrainer.read_runs() if run.row["model"] == sfttrainer.FITTED]
     shipped = constants_of(NODE.device).unit_s
