@@ -384,6 +384,7 @@ class TestLimitsOfOthers:
         assert governor.limit_range_W == (0.0, 0.0)
         another_sets(0, 250.0)
         assert len(governor.foreign()) == 1
+        assert governor.limit_range_W == (0.0, 0.0)
         governor.close()
         assert fake.limit_W(0) == 250.0
 
