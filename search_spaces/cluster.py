@@ -108,9 +108,20 @@ class Device:
         return "GPUs" if self.is_gpu else "cores"
 
     @property
+    def has_own_memory(self) -> bool:
+        """True if what a rank holds on it is counted apart from the host's memory, even where a GPU
+        computes in that; False for a core, whose memory is the host's."""
+        return self.is_gpu
+
+    @property
     def memory_limit_bytes(self) -> int | None:
         """The memory that a rank cannot exceed; None if unknown, or shared with the host."""
-        return (self.memory_bytes or None) if self.is_gpu else None
+        return (self.memory_bytes or None) if self.has_own_memory else None
+
+    @property
+    def hiding(self) -> dict[str, str]:
+        """Variables that hide from a program the GPUs that a node has beside its cores in use."""
+        return {} if self.is_gpu else {"CUDA_VISIBLE_DEVICES": ""}
 
     @property
     def max_limit_W(self) -> float:

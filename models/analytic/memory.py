@@ -124,7 +124,7 @@ def memory_parts(setup: Setup, launches: Launches, stages: Stages) -> MemoryPart
     states = np.where(column.offload, _host_bytes(setup, column) * offloaded, 0.0)
     held = np.where(column.parameters_nvme, 0.0, fetched)
     second_copy = np.where(column.second_copy > 1, 1 / column.second_copy, 0.0)
-    if not setup.cluster.device.is_gpu:  # device and host are one memory
+    if not setup.cluster.device.has_own_memory:
         host = np.zeros_like(weights)
     else:
         host = on_node * (states + held + on_host)

@@ -495,7 +495,7 @@ def _optimizer(
     in_and_out = 2 * (setup.updated_element + setup.states.moments)
     moved = in_and_out + setup.updated_element
     update = moved * share / setup.bandwidth_Bps
-    if not cluster.device.is_gpu:  # device and host are one memory
+    if not cluster.device.has_own_memory:
         none = np.zeros_like(share)
         return none, none, none, update
     on_node = np.minimum(column.ranks, cluster.devices_per_node)

@@ -139,7 +139,7 @@ def test_energies_of_moments_long_ago_are_kept_as_long_as_they_are_wanted() -> N
 
 
 def test_powers_of_devices_add_up_to_the_counters() -> None:
-    totals = DeviceTotals(0.0, is_gpu=True)
+    totals = DeviceTotals(0.0, tells_devices=True)
     for second in (1.0, 2.0):
         extra = {"gpu0_power_W": 300.0, "gpu1_power_W": 100.0, "gpu0_utilisation": 1.0}
         extra |= {"gpu1_utilisation": 0.5 * (second - 1), "gpu0_throttle_power": second - 1}
@@ -151,14 +151,14 @@ def test_powers_of_devices_add_up_to_the_counters() -> None:
 
 
 def test_a_single_gpu_has_its_whole_power() -> None:
-    totals = DeviceTotals(0.0, is_gpu=True)
+    totals = DeviceTotals(0.0, tells_devices=True)
     totals.add(PowerSample(1.0, 90.0, {"utilisation": 0.25, "throttle_hw": 1.0}))
     (only,) = totals.shares(100.0)
     assert (only.mean_W, only.idle, only.throttled) == (100.0, 0.75, 1.0)
 
 
 def test_without_a_sample_no_device_is_known() -> None:
-    assert DeviceTotals(0.0, is_gpu=True).shares(100.0) == ()
+    assert DeviceTotals(0.0, tells_devices=True).shares(100.0) == ()
 
 
 # ---- text

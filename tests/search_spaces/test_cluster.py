@@ -22,6 +22,15 @@ def test_a_core_shares_the_memory_of_its_host() -> None:
     assert (core.is_gpu, core.plural, core.memory_limit_bytes) == (False, "cores", None)
     assert (gpu.is_gpu, gpu.plural, gpu.memory_limit_bytes) == (True, "GPUs", gpu.memory_bytes)
     assert replace(gpu, memory_bytes=0).memory_limit_bytes is None  # unknown, and no limit of 0
+    assert (core.has_own_memory, gpu.has_own_memory) == (False, True)
+    beside = replace(gpu, shares_host_memory=True)  # one memory, of which the GPU tells its part
+    assert beside.has_own_memory
+
+
+def test_only_a_program_on_cores_is_kept_from_the_gpus_beside_them() -> None:
+    core, gpu = load_cluster("cpu-2").device, load_device("H100-SXM-80GB")
+    assert core.hiding == {"CUDA_VISIBLE_DEVICES": ""}
+    assert gpu.hiding == {}
 
 
 # ---- devices

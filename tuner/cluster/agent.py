@@ -86,7 +86,8 @@ class Agent:
                 f"it has no folder {folder}, which the script starts in; copy it there, or put it "
                 "on a shared file system"
             )
-        if devices or not cluster.device.is_gpu:  # what its GPUs do is no reason against cores
+        os.environ.update(cluster.device.hiding)  # what its GPUs do is no reason against cores
+        if devices:
             os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(devices)
         if make_runner is not None:
             self._runner = make_runner(job, cluster, self._run_dir)

@@ -187,8 +187,7 @@ class ThisNode:
         from tuner.workload.node.facts import inspect_node
 
         # What its GPUs do is no reason against its cores.
-        gpus = cluster.device.is_gpu
-        facts = inspect_node(environ=None if gpus else {**os.environ, "CUDA_VISIBLE_DEVICES": ""})
+        facts = inspect_node(environ={**os.environ, **cluster.device.hiding})
         if refused := facts.refusals(cluster):
             raise InputError(refused[0])
         if warning := facts.warning(cluster):

@@ -196,8 +196,9 @@ def _fits(prediction: Prediction, cluster: Cluster) -> np.ndarray:
     fits = np.ones(len(prediction.memory_bytes), dtype=bool)
     if limit := cluster.device.memory_limit_bytes:
         fits &= prediction.memory_bytes <= limit
-    if cluster.device.is_gpu and cluster.host_memory_bytes and len(prediction.host_memory_bytes):
-        fits &= prediction.host_memory_bytes <= cluster.host_memory_bytes
+    host_bytes = prediction.host_memory_bytes
+    if cluster.device.has_own_memory and cluster.host_memory_bytes and len(host_bytes):
+        fits &= host_bytes <= cluster.host_memory_bytes
     return fits
 
 

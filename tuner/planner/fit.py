@@ -269,7 +269,7 @@ def _job_of(
 
 def _capacity(cluster: Cluster, configurations: Sequence[Configuration]) -> np.ndarray:
     each = float(cluster.device.memory_bytes or np.inf)
-    if cluster.device.is_gpu:
+    if cluster.device.has_own_memory:
         return np.full(len(configurations), each)
     ranks = np.array([c.world_size for c in configurations], dtype=float)
     return each * cluster.devices_per_node / np.minimum(ranks, cluster.devices_per_node)
@@ -494,6 +494,7 @@ def saving_bytes(job: TrainingJob, cluster: Cluster, configuration: Configuratio
     each rank holds them, with adapters, and where device and host are one memory.
     """
     by_torch = configuration.get("sharding") != "deepspeed"
-    if job.lora or not cluster.device.is_gpu or not (by_torch or configuration.zero_stage == 3):
+    gathers = by_torch or configuration.zero_stage == 3
+    if job.lora or not cluster.device.has_own_memory or not gathers:
         return 0.0
     return facts_of(job).parameters * (4.0 if by_torch or job.precision == "fp32" else 2.0)

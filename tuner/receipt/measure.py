@@ -361,7 +361,7 @@ class _Account:
         opened = meter.boundary(opens=True)
         self._started = datetime.now().astimezone().isoformat(timespec="seconds")
         self.curve = EnergyCurve(opened)
-        self._devices = DeviceTotals(opened.time_s, is_gpu=meter.info.tells_clocks)
+        self._devices = DeviceTotals(opened.time_s, tells_devices=meter.info.tells_clocks)
         self._own: tuple[float, float] = (math.nan, math.nan)
 
     def poll(self, running: Command, *, last: bool = False) -> None:

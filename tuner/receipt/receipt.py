@@ -113,10 +113,14 @@ class _Sum:
 
 
 class DeviceTotals:
-    """Means over the samples of a meter, by device, each sample for the time since the last one."""
+    """Means over the samples of a meter, by device, each sample for the time since the last one.
 
-    def __init__(self, time_s: float, *, is_gpu: bool) -> None:
-        self._last_s, self._is_gpu = time_s, is_gpu
+    Args:
+        tells_devices: whether the samples tell devices apart; otherwise all cores are one.
+    """
+
+    def __init__(self, time_s: float, *, tells_devices: bool) -> None:
+        self._last_s, self._tells_devices = time_s, tells_devices
         self._sums: dict[int, _Sum] = {}
         self.cores = CommandCores()
 
@@ -131,7 +135,7 @@ class DeviceTotals:
 
     def shares(self, mean_W: float) -> tuple[DeviceShare, ...]:
         """Return the devices. Their powers add up to `mean_W`, which the energy counter gives."""
-        if not self._is_gpu:
+        if not self._tells_devices:
             return (DeviceShare("cores", mean_W, self.cores.idle, math.nan),)
         sampled = {device: each.mean("power_W") for device, each in self._sums.items()}
         total_W = math.fsum(sampled.values())

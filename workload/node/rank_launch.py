@@ -210,9 +210,8 @@ class RankLaunch:
         spec = {"address": address, "options": dict(start.options), "python": sys.executable}
         write_text(order, json.dumps(spec))
         line = with_entry(revealed(start.command, start.secrets), str(ENTRY))
-        # A node may have GPUs beside the cores in use.
-        hidden = {} if self.node.cluster.device.is_gpu else {"CUDA_VISIBLE_DEVICES": ""}
-        own = {**_own_environment(), **hidden, **start.environment(0, 1)}
+        hiding = self.node.cluster.device.hiding
+        own = {**_own_environment(), **hiding, **start.environment(0, 1)}
         env = {**own, ATTACH: str(order.resolve())}
         env |= entry_variables(env)
         if self._request.inspects:

@@ -90,7 +90,7 @@ def _share(groups: Sequence[Mapping[str, Any]], part: str) -> float:
 
 def torch_knobs(job: ScriptJob, facts: Mapping[str, Any], cluster: Cluster) -> tuple[Knob, ...]:
     """Return the knobs of torch that may matter for a script, which were not tried yet."""
-    share, today = waits(facts), job.frame.settings
+    share, today, gpu = waits(facts), job.frame.settings, cluster.device.is_gpu
     loader = facts.get("loader") or {}
     taken = {knob.name for knob in job.knobs}
     found = []
@@ -107,11 +107,10 @@ def torch_knobs(job: ScriptJob, facts: Mapping[str, Any], cluster: Cluster) -> t
     kernels = (facts.get("optimizer") or {}).get("kernels", ())
     if "optimizer_kernel" in today and kernels:
         best = kernels[-1]  # fused where there is one: it is never more launches than in lists
-        matters = cluster.device.is_gpu or share["updated"] >= WORTH
+        matters = gpu or share["updated"] >= WORTH
         if matters and best != today["optimizer_kernel"]:
             now = today["optimizer_kernel"]
             found.append(_knob("optimizer_kernel", [now, best], now))
-    gpu = cluster.device.is_gpu
     may_matter = {
         "pin_memory": gpu and share["waited"] >= WORTH,
         "set_to_none": gpu or share["updated"] >= WORTH,
