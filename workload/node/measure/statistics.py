@@ -30,7 +30,8 @@ Z90 = 1.6448536269514722
 
 #: A block holds at least this much time: five samples of the timeline's 100 ms.
 BLOCK_S = 0.5
-#: Blocks that begin within the lag of sampled power are left out where this number remains.
+#: A block that begins within the lag of sampled power is left out where this number remains;
+#: otherwise only its steps within the lag are.
 LEAST_BLOCKS = 3
 #: A window may end from here on. NVML counters update about every 100 ms, and windows under 2 s
 #: read low (docs/measuring.md).
@@ -174,16 +175,32 @@ class Window:
         return standard_error(self.step_times_s)
 
     @property
+    def settled_s(self) -> float:
+        """Time from which sampled power shows the window's work: the first end of a step that is
+        not within the sensor's lag; the window's opening if more than half of it would be left out.
+
+        Devices wait idle at the opening edge, which sampled power shows for a while after it: a
+        bias that the counter does not have.
+        """
+        opened_s = self.opened.time_s
+        after = (end_s for end_s in self.ends_s if end_s - opened_s >= self.opened.lag_s)
+        settled_s = next(after, opened_s)
+        return settled_s if settled_s - opened_s <= self.length_s / 2 else opened_s
+
+    @property
     def block_edges_s(self) -> tuple[float, ...]:
         """Edges of the blocks that tell how power scatters, on CLOCK_MONOTONIC.
 
-        Devices wait idle at the opening edge, which power shows for a while after it: a bias that
-        is no scatter, and that the counter does not have. Blocks that begin within this lag are
-        left out, unless too few would remain to tell a scatter.
+        The block that begins within the sensor's lag is left out or, of few blocks, begins after
+        it: what the lag adds is no scatter.
         """
         edges = block_edges(self.opened.time_s, self.ends_s)
         settled = tuple(edge for edge in edges if edge - edges[0] >= self.opened.lag_s)
-        return settled if len(settled) > LEAST_BLOCKS else edges
+        if len(settled) > LEAST_BLOCKS:
+            return settled
+        first_s = self.settled_s
+        shortened = (first_s, *(edge for edge in edges if edge - first_s >= BLOCK_S / 2))
+        return shortened if len(shortened) > 2 else edges
 
     @property
     def power_blocks_W(self) -> tuple[float, ...]:
@@ -206,8 +223,15 @@ class Window:
 
     @property
     def sampled_energy_J(self) -> float:
-        """Energy of the window by integrated samples, joules; NaN with too few samples."""
-        return integrate(self.samples, self.opened.time_s, self.closed.time_s)
+        """Energy of the window by integrated samples, joules; NaN with too few samples.
+
+        Within the sensor's lag, the mean power of the rest counts.
+        """
+        closed_s = self.closed.time_s
+        for first_s in (self.settled_s, self.opened.time_s):
+            if not math.isnan(energy_J := integrate(self.samples, first_s, closed_s)):
+                return energy_J * self.length_s / (closed_s - first_s)
+        return math.nan
 
 
 @dataclass(frozen=True)
