@@ -47,7 +47,6 @@ SUBJECTS = {
             "tests/workload/node/test_device_watch.py",
             "tests/workload/node/test_healthy_nodes.py",
             "tests/workload/node/test_idle_power.py",
-            "tests/workload/node/test_setting_window.py",
         ),
     ),
     "governor": (

@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from tuner.workload.node.meters.base import Reading
 from tuner.workload.node.meters.rapl import RaplMeter
 from tuner.workload.node.platforms import detect_cluster
 from tuner.workload.node.runner import LocalRunner
-from tuner.workload.records.probe import ProbeRequest, WindowPolicy
+from tuner.workload.records.probe import ProbeRecord, ProbeRequest, WindowPolicy
 
 pytestmark = [
     pytest.mark.slow,
@@ -62,26 +63,31 @@ def root(tmp_path: Path) -> Iterator[Path]:
     thread.join()
 
 
-def test_a_probe_sweeps_the_clocks_of_cores(root: Path, tmp_path: Path) -> None:
-    before = settings_of(root)
+def probed(
+    root: Path, folder: Path, clocks_MHz: tuple[int, ...], meter: type[RaplMeter] = RaplMeter
+) -> ProbeRecord:
+    """Probe clocks of the cores in one launch of a rank."""
     cluster = detect_cluster(environ={"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, sys=root)
     assert cluster.clock_control
     offered = load_space("clocks").candidates(load_job(), cluster)
     assert any(live.get("clock_MHz") for lives in offered.lives for live in lives)
-    live = tuple(Settings(clock_MHz=clock) for clock in (1000, 2000, 3600))
     window = WindowPolicy(min_s=0.6, max_s=1.0, settle_s=0.2, check_drift=False)
     runner = LocalRunner(
         load_job(),
         cluster,
-        run_dir=tmp_path / "run",
-        meter=RaplMeter(root / "class/powercap"),
+        run_dir=folder / "run",
+        meter=meter(root / "class/powercap"),
         governor=CpuGovernor(root, guarded=False),
     )
     launch = Configuration.of(data_parallel=1, micro_batch=4).launch
-    try:
-        record = runner.run(ProbeRequest("sweep", launch, live, window))
-    finally:
-        runner.close()
+    live = tuple(Settings(clock_MHz=clock) for clock in clocks_MHz)
+    with closing(runner):
+        return runner.run(ProbeRequest("sweep", launch, live, window))
+
+
+def test_a_probe_sweeps_the_clocks_of_cores(root: Path, tmp_path: Path) -> None:
+    before = settings_of(root)
+    record = probed(root, tmp_path, (1000, 2000, 3600))
     assert record.ok, record.failure
     assert settings_of(root) == before
     powers = {m.live["clock_MHz"]: m.power_W for m in record.measurements}
@@ -104,7 +110,6 @@ def test_a_window_within_which_another_sets_a_clock_is_measured_again(
 ) -> None:
     """Half of a window ran under a site's cap, and the search's end lifted it."""
     before = settings_of(root)
-    cluster = detect_cluster(environ={"CUDA_VISIBLE_DEVICES": "NoDevFiles"}, sys=root)
     theirs = "devices/system/cpu/cpufreq/policy0/scaling_max_freq"
 
     class Capped(RaplMeter):
@@ -116,20 +121,7 @@ def test_a_window_within_which_another_sets_a_clock_is_measured_again(
                 (root / theirs).write_text("1500000")
             return reading
 
-    live = tuple(Settings(clock_MHz=clock) for clock in (1000, 2000))
-    window = WindowPolicy(min_s=0.6, max_s=1.0, settle_s=0.2, check_drift=False)
-    runner = LocalRunner(
-        load_job(),
-        cluster,
-        run_dir=tmp_path / "run",
-        meter=Capped(root / "class/powercap"),
-        governor=CpuGovernor(root, guarded=False),
-    )
-    launch = Configuration.of(data_parallel=1, micro_batch=4).launch
-    try:
-        record = runner.run(ProbeRequest("capped", launch, live, window))
-    finally:
-        runner.close()
+    record = probed(root, tmp_path, (1000, 2000), Capped)
     assert record.ok, record.failure
     # Below the cap is a data point; what is above it is not set, and said.
     assert [m.live["clock_MHz"] for m in record.measurements] == [1000]

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from tests.workload.node import cuda_build_cases as cases
-from tests.workload.node.cuda_build_cases import CASES, launch, run_tuner
+from tests.workload.node.cuda_build_cases import CASES, launch
 from tests.workload.node.cuda_build_install import NotInstalled, pinned
 
 LAUNCHES = (pytest.mark.long, pytest.mark.real, pytest.mark.needs("cc"), pytest.mark.timeout(600))
@@ -48,16 +48,6 @@ def test_ranks_of_the_cuda_build_reach_their_own_cuinit(packages: Path, case: st
     assert found.bad_forks == []
     assert (found.touches, found.why) == (0, "")
     assert found.reached == len(found.ranks) >= 3
-
-
-@launches
-@pytest.mark.extra("tuner.doctor.command", "tuner.workload.program")
-def test_a_cuda_build_newer_than_the_driver_is_one_sentence(packages: Path, tmp_path: Path) -> None:
-    words = ("dev", "probe", "tiny-gpt", "--runs-dir", str(tmp_path / "runs"))
-    code, told = run_tuner(packages, tmp_path, *words, cuda_driver=12040)
-    assert code == 2, told
-    assert "supports CUDA 12.4; update the driver" in told
-    assert "Traceback" not in told
 
 
 @pytest.mark.real

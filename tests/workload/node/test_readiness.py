@@ -26,8 +26,6 @@ from tuner.workload.node.platforms.base import (
     missing_of_cores,
     missing_parts,
 )
-from tuner.workload.node.platforms.nvidia import Nvidia
-from tuner.workload.scripts.installed import installed_torch
 
 Make = Callable[..., TwinNode]
 PACKAGES = dict.fromkeys(("torch", "deepspeed", "transformers"), "1.0")
@@ -104,27 +102,6 @@ class TestParts:
             f"missing   {program.name}, {program.brings}",
             f"          {program.line}",
         ]
-
-    def test_a_torch_that_cannot_use_the_gpus(self, twin_node: Make) -> None:
-        """The installed torch is one for CPUs, and there are GPUs."""
-        torch = installed_torch()
-        assert torch is not None
-        if torch.cuda:
-            pytest.skip("torch is built with CUDA here")
-        twin_node()
-        why = Nvidia().why_not_torch(torch)
-        found = list(
-            missing_parts(
-                PACKAGES,
-                PROGRAMS_HERE,
-                gpus=2,
-                cores=2,
-                shm_bytes=GIB,
-                why_not_torch=why,
-            )
-        )
-        assert len(found) == 1
-        assert "is built without CUDA" in found[0].subject
 
     def test_shared_memory_of_a_container(self) -> None:
         """Docker's 64 MiB are too small for two ranks, and one needs none."""

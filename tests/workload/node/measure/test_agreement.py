@@ -7,6 +7,8 @@ import random
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -21,10 +23,17 @@ from tuner.workload.node.measure.measurement import (
     measurement,
 )
 from tuner.workload.node.measure.statistics import Window
-from tuner.workload.node.measure.window import IdlePower
+from tuner.workload.node.measure.window import IdlePower, ProbeFailed
 from tuner.workload.node.meters.base import Reading
 from tuner.workload.node.meters.nvml import NvmlMeter
-from tuner.workload.records.probe import SEARCH_MIN_S, Measurement, PowerSample, WindowPolicy
+from tuner.workload.node.probe_run import SettingWindow
+from tuner.workload.records.probe import (
+    SEARCH_MIN_S,
+    Failure,
+    Measurement,
+    PowerSample,
+    WindowPolicy,
+)
 
 PLAIN = replace(GPU, smoothing=-1)
 POLICY = WindowPolicy(min_s=SEARCH_MIN_S)
@@ -217,19 +226,66 @@ class TestTheRule:
         beaten = replace(_window(900.0, [200.0] * 30), beaten_by=(0.05, 10.0))
         assert Agreement(Levels()).settle(beaten, POLICY, _never).window is beaten
 
-    def test_a_second_window_that_agrees_replaces_the_first(self) -> None:
-        good = _window(1800.0, [300.0] * 60, 6.0)
-        asked: list[WindowPolicy] = []
-
-        def again(policy: WindowPolicy) -> Window:
-            asked.append(policy)
-            return good
-
-        agreed = Agreement(Levels()).settle(_window(900.0, [200.0] * 30), POLICY, again)
-        assert agreed == AgreedWindow(good)
-        assert [policy.min_s for policy in asked] == [6.0]
-
     def test_both_contradicted_is_as_neither(self) -> None:
         window = _window(1500.0, [450.0] * 30)
         agreed = Agreement(Levels(most_W=400.0)).settle(window, POLICY, lambda policy: window)
         assert agreed == AgreedWindow(window)
+
+
+class Conductor:
+    """Gives these windows one after the other; one that is an error ends the probe."""
+
+    def __init__(self, *windows: Window | ProbeFailed) -> None:
+        self.left, self.policies = list(windows), list[WindowPolicy]()
+
+    def measure(self, meter: Any, policy: WindowPolicy, *_: Any, **__: Any) -> Window:
+        self.policies.append(policy)
+        found = self.left.pop(0)
+        if isinstance(found, ProbeFailed):
+            raise found
+        return found
+
+
+def agreed(conductor: Conductor, *, independent: bool = True, left_s: float = 100.0) -> Any:
+    kept: list[AgreedWindow] = []
+    meter = SimpleNamespace(info=SimpleNamespace(independent=independent))
+    setting = SettingWindow(conductor, meter, SimpleNamespace(samples=()))  # type: ignore[arg-type]
+    try:
+        found = setting.agreed(
+            Agreement(Levels(most_W=400.0)), POLICY, 0.1, left_s=left_s, keep=kept.append
+        )
+    except ProbeFailed as failed:
+        return kept, failed
+    return kept, found
+
+
+DIFFERS = _window(990.0, [300.0] * 30)  # 10 % above its samples
+AGREES = _window(1800.0, [300.0] * 60, 6.0)
+
+
+def test_it_is_measured_again_over_twice_the_time() -> None:
+    conductor = Conductor(DIFFERS, AGREES)
+    assert agreed(conductor) == ([], AgreedWindow(AGREES))
+    assert [policy.min_s for policy in conductor.policies] == [3.0, 6.0]
+
+
+@pytest.mark.parametrize(
+    ("window", "more"),
+    [
+        (_window(905.0, [300.0] * 30), {}),  # which agree
+        (DIFFERS, {"independent": False}),  # one source only
+        (DIFFERS, {"left_s": 11.0}),  # the probe's time is nearly up
+    ],
+)
+def test_it_is_not_measured_again_without_reason_or_time(
+    window: Window, more: dict[str, Any]
+) -> None:
+    conductor = Conductor(window)
+    assert agreed(conductor, **more) == ([], AgreedWindow(window))
+
+
+def test_a_program_that_ends_meanwhile_loses_no_window() -> None:
+    ended = ProbeFailed(Failure("ended", "the program ended by itself"))
+    kept, failed = agreed(Conductor(DIFFERS, ended))
+    assert kept == [AgreedWindow(DIFFERS)]
+    assert failed is ended

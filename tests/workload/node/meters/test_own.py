@@ -25,7 +25,6 @@ from tuner.workload.node.meters.base import METER, SOCKET, own_meter, variables
 from tuner.workload.node.meters.user_meter import CheckedMeter, meter_class
 from tuner.workload.node.platforms import platform_of
 from tuner.workload.node.platforms.cores import Cores
-from tuner.workload.node.runner import LocalRunner
 from tuner.workload.records.probe import MeterInfo, PowerSample
 
 INFO = MeterInfo("pdu", "node", "a unit of the test", host="the whole node at the wall")
@@ -296,23 +295,6 @@ def test_a_search_on_a_users_meter_names_it_and_resumes_with_it_alone(
     said = capsys.readouterr().err
     assert "was measured by pdu (node scope, metered)" in said
     assert "name the same meter (--meter), or give another name" in said
-
-
-@pytest.mark.slow
-def test_a_meter_that_fails_in_a_probe_is_the_nodes_fault(
-    tmp_path: Path, chosen: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from tests.support.studies import request
-    from tuner.search_spaces.job import load_job
-
-    with closing(
-        LocalRunner(load_job("tiny-gpt"), load_cluster("cpu-2"), run_dir=tmp_path)
-    ) as runner:
-        monkeypatch.setattr(Pdu, "read", raising)
-        record = runner.run(request())
-    assert record.failure is not None
-    assert record.failure.kind == "node"
-    assert NAME in record.failure.message
 
 
 def test_an_installation_may_leave_meters_of_users_out(

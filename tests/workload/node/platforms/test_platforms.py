@@ -10,8 +10,6 @@ import pytest
 
 from tuner.doctor.command import node_lines
 from tuner.search_spaces.cluster import Cluster, load_cluster, load_device
-from tuner.search_spaces.configuration import Configuration
-from tuner.search_spaces.job import load_job
 from tuner.workload.node.clocks.base import FixedGovernor, Governor
 from tuner.workload.node.facts import inspect_node
 from tuner.workload.node.measure.window import DeviceWatch, ProbeFailed
@@ -20,9 +18,7 @@ from tuner.workload.node.meters.base import TAKEN
 from tuner.workload.node.meters.rapl import EstimatedMeter
 from tuner.workload.node.platforms import SOCKET, detect_cluster, platform_of, platforms
 from tuner.workload.node.platforms.base import ClockFacts, DeviceFacts, GpuFacts, Host, Platform
-from tuner.workload.program.built_in_job import OFFLOAD_RULE
 from tuner.workload.records.probe import Failure, MeterInfo
-from tuner.workload.scripts.job import launchable
 
 HIDDEN = {"CUDA_VISIBLE_DEVICES": ""}
 
@@ -91,13 +87,6 @@ class TestAnotherVendor:
         assert watch.cause(crash) is crash
         Other.damage += 1
         assert watch.cause(crash).message == "X-1 has 1 more lost lanes: x"
-
-
-def test_ranks_that_offload_are_bound_to_cores_where_they_have_gpus() -> None:
-    offload = Configuration.of(zero_stage=2, optimizer_offload="cpu")
-    assert launchable(load_job(), load_cluster("a100-8")).binding(offload) == OFFLOAD_RULE
-    assert launchable(load_job()).binding(offload) == OFFLOAD_RULE
-    assert launchable(load_job(), load_cluster("cpu-2")).binding(offload) == ""
 
 
 @pytest.mark.parametrize("kind", platforms().values())
