@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -25,7 +23,7 @@ from tuner.workload.scripts.deepspeed_config import (
     render_deepspeed_config,
 )
 
-PROGRAM = Path(__file__).parents[3] / "workload" / "program"
+pytestmark = pytest.mark.usefixtures("beside_the_program")
 JOB = load_job("qwen2.5-7b")
 
 
@@ -128,15 +126,6 @@ def test_deepspeeds_own_schema_reads_the_second_copy() -> None:
 
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
-
-
-@pytest.fixture(autouse=True)
-def _beside_the_program(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The program's modules find each other by its folder, as when it is run."""
-    monkeypatch.syspath_prepend(str(PROGRAM))
-    yield
-    for name in ("causal_lm", "host_activations"):
-        sys.modules.pop(name, None)
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +13,6 @@ from tuner.search_spaces.model_facts import facts_of
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-PROGRAM = Path(__file__).parents[3] / "workload" / "program"
 JOB = load_job("tiny-qwen2.5-lora")
 SMALL = {"hidden_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4, "vocab_size": 101}
 GATED = {**SMALL, "intermediate_size": 100, "num_key_value_heads": 2, "pad_token_id": 0}
@@ -26,13 +22,10 @@ EXPERTS = {**GATED, "num_experts": 6, "num_experts_per_tok": 2}
 
 
 @pytest.fixture
-def causal_lm(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    monkeypatch.syspath_prepend(str(PROGRAM))
+def causal_lm(beside_the_program: None) -> Any:
     import causal_lm
 
-    yield causal_lm
-    for name in ("causal_lm", "lora"):
-        sys.modules.pop(name, None)
+    return causal_lm
 
 
 @pytest.mark.parametrize(

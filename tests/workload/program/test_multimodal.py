@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +16,6 @@ from tuner.search_spaces.job import TrainingJob, load_job
 from tuner.search_spaces.model_facts import ModelFacts, facts_of
 from tuner.search_spaces.rules import unrunnable
 
-PROGRAM = Path(__file__).parents[3] / "workload" / "program"
 JOB = load_job("tiny-lmm")
 PLAIN = Configuration.of(data_parallel=2, micro_batch=2)
 
@@ -133,15 +129,10 @@ pytest.importorskip("transformers")
 
 
 @pytest.fixture
-def program(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """The program's modules find each other by its folder, as when it is run."""
-    monkeypatch.syspath_prepend(str(PROGRAM))
-    import causal_lm
+def program(beside_the_program: None) -> Any:
     import multimodal
 
-    yield multimodal
-    for module in (causal_lm, multimodal):
-        sys.modules.pop(module.__name__, None)
+    return multimodal
 
 
 def share(program: Any, **given: int) -> Any:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,21 +14,12 @@ from tuner.workload.scripts.deepspeed_config import render_deepspeed_config
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
-PROGRAM = Path(__file__).parents[3] / "workload" / "program"
+pytestmark = pytest.mark.usefixtures("beside_the_program")
 JOB = load_job("qwen2.5-7b")
 
 
 def rendered(**knobs: object) -> dict[str, Any]:
     return render_deepspeed_config(Configuration.of(knobs), JOB)
-
-
-@pytest.fixture(autouse=True)
-def _beside_the_program(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The program's modules find each other by its folder, as when it is run."""
-    monkeypatch.syspath_prepend(str(PROGRAM))
-    yield
-    for name in ("causal_lm", "host_activations", "train"):
-        sys.modules.pop(name, None)
 
 
 @pytest.mark.parametrize("name", ["tiny-gpt", "tiny-olmoe"])
