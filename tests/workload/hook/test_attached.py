@@ -61,12 +61,6 @@ def words(typed: list[str], changed: list[str]) -> dict[str, Any]:
     return {"options": {"words": {"typed": typed, "set": changed}}}
 
 
-def test_a_rank_gets_the_changed_arguments(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(SHOW)
-    order = words(["train.py", "--bs", "4"], ["train.py", "--bs", "8"])
-    assert run(tmp_path, ["-u", "train.py", "--bs", "4"], order) == '["--bs", "8"]\n'
-
-
 def test_a_module_gets_the_changed_arguments(tmp_path: Path) -> None:
     (tmp_path / "pkg.py").write_text(SHOW)
     order = words(["-m", "pkg", "-b4"], ["-m", "pkg", "-b8", "--accum=2"])

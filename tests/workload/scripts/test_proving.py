@@ -421,12 +421,6 @@ def test_an_argument_that_is_another_number_than_the_steps_took_is_told_as_that(
     assert "no argument" not in why
 
 
-def test_what_another_split_did_not_prove_is_no_argument_that_was_not_found(tmp_path: Path) -> None:
-    job = proven(job_of(tmp_path), facts(8, 4), lambda *_: "ValueError: no", devices=1)
-    why = job.offers["micro_batch"].why
-    assert why.startswith("--batch-size 8 and --accum 4 are left as today: split otherwise, ")
-
-
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
