@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -69,34 +68,6 @@ def test_ranks_get_indices_in_the_order_of_the_bus(
 def test_without_a_list_every_gpu_stays_visible(twin_node: Make) -> None:
     twin_node(TwinGpu(), TwinGpu())
     assert cuda_numbering({}) == {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-
-
-@pytest.mark.slow
-@pytest.mark.real
-@pytest.mark.needs("cc")
-def test_deepspeed_reads_the_list(tmp_path: Path) -> None:
-    """ZeRO 1 and 2 call this at every start; a UUID is a ValueError there."""
-    node = TwinNode(
-        tmp_path / "twin-node",
-        [TwinGpu(uuid=uuid, used_bytes=i * 2**30) for i, uuid in enumerate(UUIDS)],
-        virtual_time=False,
-    )
-    code = (
-        "from deepspeed.accelerator.cuda_accelerator import CUDA_Accelerator\n"
-        "print('free', CUDA_Accelerator().available_memory(0))\n"
-    )
-
-    def run(more: dict[str, str]) -> subprocess.CompletedProcess[str]:
-        env = os.environ | node.environment() | {"CUDA_VISIBLE_DEVICES": "GPU-bbbb"} | more
-        command = [sys.executable, "-c", code]
-        return finished(command, env=env)
-
-    with node.joined():
-        more = cuda_numbering({"CUDA_VISIBLE_DEVICES": "GPU-bbbb"})
-    free = 80 * 2**30 - 2 * 2**30 - TwinGpu().reserved_bytes
-    assert f"free {free}" in run(more).stdout
-    assert "ValueError" in run({}).stderr  # what it does with the list as it was
-    node.close()
 
 
 def test_threads_are_those_of_the_cores_that_were_granted(monkeypatch: pytest.MonkeyPatch) -> None:

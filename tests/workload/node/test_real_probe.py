@@ -25,7 +25,6 @@ pytestmark = [pytest.mark.real, pytest.mark.usefixtures("one_fork_server")]
 
 QUICK = WindowPolicy(min_s=0.5, min_steps=3, max_s=1.0)
 CLUSTER = detect_cluster()
-RANKS = min(2, CLUSTER.devices_per_node)
 
 
 def request(name: str, time_limit_s: float = 300.0, **knobs: object) -> ProbeRequest:
@@ -158,46 +157,6 @@ def program(tmp_path: Path, body: str) -> Path:
     return path
 
 
-#: With DeepSpeed's engine; `tests/faults/probe.py` has every other way in which ranks end.
-FAILURES = [
-    pytest.param(
-        *("crash", "if step == 4 and rank == 0: raise KeyError('lost column')", "lost column"),
-        marks=pytest.mark.long,
-    ),
-    ("out_of_memory", "if step == 4 and rank == 0: torch.empty(1 << 60)", "memory"),
-    pytest.param("time_limit", "time.sleep(1.0)", "out of time", marks=pytest.mark.long),
-]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("kind", "body", "words"), FAILURES)
-def test_each_failure_is_recorded_as_its_kind_and_leaves_no_process(
-    tmp_path: Path, kind: str, body: str, words: str
-) -> None:
-    # A busy machine's first step is not a hang.
-    job, path = load_job(), program(tmp_path, body)
-    runner = LocalRunner(job, CLUSTER, run_dir=tmp_path, program=path, step_limit_s=30.0)
-    try:
-        runner.prepare()
-        limit = 4.0 if kind == "time_limit" else 60.0
-        record = runner.run(
-            request("fails", data_parallel=RANKS, micro_batch=2, time_limit_s=limit)
-        )
-        assert record.failure is not None
-        assert (record.failure.kind, words in record.failure.message) == (kind, True), (
-            record.failure
-        )
-        if "raise" in body:
-            assert "Traceback" in record.failure.log_tail
-        children = Path(f"/proc/{runner.node.server._process.pid}/task").glob("*/children")  # type: ignore[union-attr]
-        assert not any(path.read_text().split() for path in children)
-        # The same agent goes on: one bad probe ends nothing.
-        again = runner.run(request("after", data_parallel=1, micro_batch=2, time_limit_s=limit))
-        assert again.failure is None or again.failure.kind == kind
-    finally:
-        runner.close()
-
-
 @pytest.mark.slow
 def test_deepspeeds_refusal_is_told_from_a_crash(tmp_path: Path) -> None:
     path = program(tmp_path, "pass")
@@ -227,8 +186,6 @@ def test_what_is_compiled_waits_for_the_probe_that_needs_it_and_is_none_of_its_t
 
     monkeypatch.setattr(runner.node.server, "load_ops", build)
     runner.prepare()
-    probe = request("plain", data_parallel=1, micro_batch=4)
-    assert runner.run(probe).ok
     assert built == []
     offload = {"optimizer_offload": "cpu", "zero_stage": 1}
     failed = runner.run(request("built", data_parallel=1, micro_batch=4, **offload))
@@ -237,12 +194,12 @@ def test_what_is_compiled_waits_for_the_probe_that_needs_it_and_is_none_of_its_t
     assert failed.failure.message == "ranks could not be started: no compiler"
 
     monkeypatch.setattr("tuner.workload.node.probe_run.ops_needed", lambda launch, job: ("Slow",))
-    monkeypatch.setattr(runner.node.server, "load_ops", lambda ops: time.sleep(2.0))
+    monkeypatch.setattr(runner.node.server, "load_ops", lambda ops: time.sleep(1.0))
     began = time.monotonic()
     record = runner.run(request("late", data_parallel=1, micro_batch=4))
     assert record.ok
-    assert record.wall_s < time.monotonic() - began - 1.9
-    assert record.built_s > 1.9
+    assert record.wall_s < time.monotonic() - began - 0.9
+    assert record.built_s > 0.9
 
 
 @pytest.mark.slow

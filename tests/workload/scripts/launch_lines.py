@@ -120,6 +120,7 @@ LINES: tuple[tuple[str, int, tuple[str, ...]], ...] = (
     ("python 'train.py' --bs=8 \"--note=it's a; $HOME\"'$x'", 1, ("train.py", "--bs=8", NOTED)),
     ("PYTHONPATH=.:$PYTHONPATH python train.py --bs 8", 1, ONE),
     ("export PYTHONPATH='a b:src'; python train.py --bs 8", 1, ONE),
+    ("unset PYTHONPATH; python train.py --bs 8", 1, ONE),
     ("python -m train --bs 8", 1, ("-m", "train", "--bs", "8")),
     ("cd src && python t.py --bs 8", 1, ("t.py", "--bs", "8")),
     ("python <<X\nimport sys; sys.argv += ['--bs', '8']; import train\nX", 1, ()),

@@ -333,7 +333,7 @@ def today(folder: Path, words: str, one: dict[str, Any], ranks: int = 1, **more:
 EIGHT = group(8, 8, passes=2)
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("launchers_here")
 def test_the_global_batch_is_what_was_counted_on_all_ranks(tmp_path: Path) -> None:
     found = today(tmp_path, "", EIGHT, ranks=2)
     assert (found.global_batch, found.frame.micro_batch, found.frame.accumulation) == (32, 8, 2)
@@ -350,7 +350,7 @@ def test_the_global_batch_is_what_was_counted_on_all_ranks(tmp_path: Path) -> No
     assert not other.frame.counted
 
 
-@pytest.mark.slow
+@pytest.mark.usefixtures("launchers_here")
 def test_a_user_who_contradicts_the_counts_is_refused(tmp_path: Path) -> None:
     placed = "-b {micro_batch=8} -a {gradient_accumulation=2}"
     assert today(tmp_path, placed, EIGHT).frame.sources["micro_batch"] == "the command"

@@ -70,6 +70,11 @@ def test_a_command_that_leaves_a_daemon_ends_with_it(
     assert not _running("397.5")
 
 
+def test_nothing_of_a_command_is_left_running(place: Path) -> None:
+    observe(place, "setsid sleep 300.25 & (setsid nohup sleep 300.25 &); python train.py")
+    assert not _running("300.25")
+
+
 def _running(word: str) -> list[str]:
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):

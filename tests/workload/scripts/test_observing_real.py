@@ -17,7 +17,6 @@ from tuner.executors.local import ThisNode
 from tuner.problem.run_folder import RunFolder
 from tuner.search_spaces.errors import InputError
 from tuner.study.request import job_of_script
-from tuner.workload.node import rank_group
 from tuner.workload.node.platforms import detect_cluster
 from tuner.workload.node.rank_launch import reserved_port
 from tuner.workload.node.runner import LocalRunner
@@ -206,23 +205,6 @@ def test_a_program_of_which_nothing_can_be_set_is_started_once(
         assert job.frame.threads >= 1  # they can be searched
 
 
-@pytest.mark.parametrize(
-    "setting",
-    [
-        "export PYTHONPATH=src",
-        pytest.param("PYTHONPATH=src", marks=pytest.mark.long),
-        pytest.param("unset PYTHONPATH", marks=pytest.mark.long),
-        pytest.param("trap 'echo done' EXIT; set -eu", marks=pytest.mark.long),
-    ],
-)
-def test_a_job_script_may_set_its_own_path(tmp_path: Path, setting: str) -> None:
-    (tmp_path / "src").mkdir()
-    (tmp_path / "job.sh").write_text(f"#!/bin/bash\n{setting}\npython train.py --bs 4\n")
-    (tmp_path / "job.sh").chmod(0o755)
-    seen = observe(tmp_path, "./job.sh")
-    assert seen.script.words == ("train.py", "--bs", "4")
-
-
 @pytest.mark.slow
 def test_ranks_that_a_script_starts_itself_are_seen(tmp_path: Path) -> None:
     with reserved_port() as port:
@@ -308,31 +290,6 @@ def test_a_loop_that_updates_its_parameters_by_hand_is_told_what_to_call(tmp_pat
 @pytest.mark.slow
 def test_a_long_accumulation_is_no_update_by_hand(tmp_path: Path) -> None:
     assert observe(tmp_path, "python train.py", LONG).facts["groups"][1]["passes"] == 1200
-
-
-@pytest.mark.slow
-def test_processes_that_train_side_by_side_are_no_job(tmp_path: Path) -> None:
-    alone = TRAIN.replace('"WORLD_SIZE" in os.environ', "False")
-    with pytest.raises(InputError, match="make no process group"):
-        observe(tmp_path, "python train.py & python train.py; wait", alone)
-
-
-@pytest.mark.slow
-def test_ranks_on_other_machines_are_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_group, "LEAST_PATIENCE_S", 1.0)
-    program = TRAIN.replace("m = torch", "torch.distributed.get_world_size = lambda: 2\nm = torch")
-    with pytest.raises(InputError, match="1 of 2 ranks train on this machine"):
-        observe(tmp_path, "torchrun --standalone train.py", program)
-
-
-def test_nothing_of_a_command_is_left_running(tmp_path: Path) -> None:
-    observe(tmp_path, "setsid sleep 300.25 & (setsid nohup sleep 300.25 &); python train.py")
-    left = [
-        path.parent.name
-        for path in Path("/proc").glob("[0-9]*/cmdline")
-        if b"300.25" in (path.read_bytes() if path.exists() else b"")
-    ]
-    assert not left
 
 
 FISHER = """

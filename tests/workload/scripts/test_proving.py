@@ -259,6 +259,7 @@ def test_a_process_group_of_gpus_alone_keeps_one_rank_on_cores(
     assert seen.frame.ranks_stay == job.frame.ranks_stay
 
 
+@pytest.mark.usefixtures("launchers_here")
 @pytest.mark.parametrize(
     ("source", "beside", "stay"),
     [

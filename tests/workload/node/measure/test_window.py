@@ -175,7 +175,7 @@ class TestAProgramThatEndsTooEarly:
         assert message.startswith(f"the program ended by itself after {steps} optimizer steps, be")
         assert "worth" not in message
 
-    @pytest.mark.parametrize(("steps", "step_s"), [(120, 0.5), (60, 1.0), (60_000, 0.001)])
+    @pytest.mark.parametrize(("steps", "step_s"), [(120, 0.5), (60, 1.0), (6000, 0.01)])
     def test_a_minute_is_enough_for_a_window_of_20_s(self, steps: int, step_s: float) -> None:
         scene = Scene(lambda n: step_s, steps=steps)
         step_time_s = scene.conductor.warm_up().step_time_s
