@@ -359,7 +359,6 @@ def test_a_counter_that_stands_still_gives_no_window() -> None:
 
 @pytest.mark.parametrize("chunk_s", [0.5, 1.0, 3.0])
 def test_a_setting_whose_steps_are_longer_than_any_expectation_is_measured(chunk_s: float) -> None:
-    """Chunks of 1 s that are all too long were taken for stalls, six by six, without an end."""
     collector = WindowCollector(8.0, 2.0)
     collector.switch(1, longest_s=chunk_s / 10)
     found = [collector.add(Chunk(1, chunk_s, 100 * chunk_s)) for _ in range(40)]

@@ -164,7 +164,6 @@ def test_a_boundary_waits_for_the_devices_that_hold_tensors(
     ],
 )
 def test_errors_of_the_hardware_are_the_nodes(message: str, kind: str) -> None:
-    """They were blamed on the configuration that happened to run."""
     told = failure(RuntimeError(message))
     assert told["kind"] == kind
     if kind == "node":

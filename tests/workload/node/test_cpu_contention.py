@@ -46,7 +46,6 @@ def test_a_process_that_ended_is_no_error(tmp_path: Path) -> None:
 
 
 def test_a_real_neighbour_is_noticed() -> None:
-    """A busy process beside us on a core of ours."""
     core = min(os.sched_getaffinity(0))
     spin = f"import os; os.sched_setaffinity(0, [{core}]); print(flush=True)\n"
     spin += "while True: pass"

@@ -108,7 +108,6 @@ def test_a_probe_sweeps_the_clocks_of_cores(root: Path, tmp_path: Path) -> None:
 def test_a_window_within_which_another_sets_a_clock_is_measured_again(
     root: Path, tmp_path: Path
 ) -> None:
-    """Half of a window ran under a site's cap, and the search's end lifted it."""
     before = settings_of(root)
     theirs = "devices/system/cpu/cpufreq/policy0/scaling_max_freq"
 

@@ -107,7 +107,6 @@ class TestOthers:
     def test_an_inline_probe_on_a_gpu_in_use_is_refused(
         self, twin_node: Make, tmp_path: Path
     ) -> None:
-        """Nothing is launched, and the launch is not blamed."""
         node = twin_node(TwinGpu(), TwinGpu(), virtual_time=False)
         node.processes(1, compute=[(77, GIB)])
         began = datetime.now(UTC) - timedelta(milliseconds=1)
@@ -130,7 +129,6 @@ class TestOthers:
             assert not runner.node.server.alive
 
     def test_a_process_that_comes_in_a_window_is_noted(self, twin_node: Make) -> None:
-        """At the end of each window, as contention of cores."""
         node = twin_node(TwinGpu(), TwinGpu())
         watch = DeviceWatch(Nvidia())
         watch.require_free()

@@ -48,7 +48,6 @@ def test_what_takes_too_long_stays_unknown() -> None:
 
 
 def test_a_machine_that_cannot_import_is_not_called_ready(monkeypatch: pytest.MonkeyPatch) -> None:
-    """huggingface_hub 1.3.7 beside transformers 5.24.0: doctor said ready."""
     why = "ImportError: cannot import name 'ResolvedRevision' from 'huggingface_hub'"
     asked = []
 

@@ -215,7 +215,6 @@ class TestGpuCluster:
         max_MHz: int,
         sheet: float,
     ) -> None:
-        """GeForce was taken for 2.5 times, B300 for a seventh of its peak."""
         clocks = (210, max_MHz)
         twin_node(TwinGpu(name=name, compute=compute, cores=cores, clock_MHz=clocks))
         assert self.detect(host).device.peak_flops == pytest.approx(sheet, rel=0.03)

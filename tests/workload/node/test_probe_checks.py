@@ -35,7 +35,6 @@ from tuner.workload.records.probe import ProbeRequest
 def test_a_build_that_takes_too_long_is_no_fault_of_the_launch(
     error: Exception, kind: str, launch: bool
 ) -> None:
-    """Compiling CPU Adam took more than 900 s on a loaded machine, and the launch was blamed."""
     failure = failure_of(error, lambda: "the last lines")  # type: ignore[arg-type]
     assert failure.kind == kind
     assert (failure.type.blames == "launch") == launch

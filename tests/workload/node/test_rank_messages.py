@@ -148,7 +148,6 @@ def test_ranks_are_heard_after_what_is_no_message(line: bytes, whole: bool) -> N
 def test_one_that_ends_before_its_start_is_answered_is_heard(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: bool
 ) -> None:
-    """`echo`, say, on a busy machine: the exit was read with the reply, and nobody heard of it."""
     server = RankServer()
     ours, theirs = socket.socketpair()
     monkeypatch.setattr(server, "_socket", ours)

@@ -66,7 +66,6 @@ def test_every_younger_import_stands_behind_a_need() -> None:
 def test_an_older_transformers_is_one_sentence(
     pretend: Pretend, transformers: str | None, refused: bool
 ) -> None:
-    """Below 5 the first look at the model was an AttributeError."""
     pretend(transformers=transformers)
     notes = [note for note in inspect_node().notes if "built-in program" in note]
     assert bool(notes) == refused

@@ -42,7 +42,6 @@ def test_without_any_knowledge_the_first_step_has_the_time_of_the_inspection() -
 
 
 def test_limits_follow_the_inspection_and_the_predicted_step() -> None:
-    """Limits of the first step and of a step are two."""
     slow_start = limits_of(WINDOW, inspected_s=250.0)
     assert (slow_start.first_step_s, slow_start.step_s) == (750.0, 120.0)
     slow_steps = limits_of(WINDOW, predicted_step_s=300.0, visits=8)
@@ -83,7 +82,6 @@ def test_a_request_carries_its_limits_and_an_old_one_has_none() -> None:
 
 
 def test_a_72b_model_has_time_for_its_steps() -> None:
-    """Honest steps of minutes are no hang."""
     job, cluster = load_job("lmm-72b"), load_cluster("h100-32")
     one = Configuration.of(data_parallel=8, zero_stage=3, parameter_offload="cpu")
     predicted = float(AnalyticModel(job, cluster).predict([one]).step_time_s[0])

@@ -81,7 +81,6 @@ FIGURES = st.floats(1e-9, 1e15)
 def test_every_figure_is_kept_to_the_last_digit(
     windows: list[tuple[float, float, float]], environment: dict[str, object]
 ) -> None:
-    """Joules in, joules out; what is not finite is unknown."""
     made = [
         replace(measured(), energy_J=energy_J, step_time_s=time_s, sampled_energy_J=sampled_J)
         for energy_J, time_s, sampled_J in windows
@@ -283,7 +282,6 @@ def test_power_samples_are_read_up_to_a_limit(tmp_path, line, times):
 
 
 def test_a_trace_from_a_stranger_takes_no_memory(tmp_path: Path) -> None:
-    """Review 2, finding 12: a line of brackets took 5 GB, a sparse file all memory."""
     limit = 2 * 2**30
     code = (
         f"import resource; resource.setrlimit(resource.RLIMIT_AS, ({limit}, {limit}))\n"

@@ -300,7 +300,6 @@ def test_a_probe_names_declared_knobs(tmp_path: Path) -> None:
 
 
 def test_a_variable_that_is_a_command_is_refused() -> None:
-    """Review 2, finding 13: names reached launch.sh unquoted."""
     assert export_words({"A_1": "$(id)"}) == ["A_1='$(id)'"]
     for name in ("X=1; touch x; Y", "a b", "1A", "", "A\n", "$(id)"):
         with pytest.raises(InputError, match="not a valid name of an environment variable"):

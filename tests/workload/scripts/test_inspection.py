@@ -79,7 +79,6 @@ def test_a_program_that_ended_by_itself_is_told_so_once() -> None:
 def test_a_number_of_steps_that_is_never_reached_is_no_length(
     stated: int, length: int | None
 ) -> None:
-    """An endless --max_steps ended in "steps of script 'train' is 'larger'"."""
     assert finite(stated) == length
 
 

@@ -186,7 +186,6 @@ def first_steps(rank: dict[str, Any], kernel: str = "loop") -> dict[str, Any]:
 def test_a_launch_that_trains_the_same_with_another_kernel_shows_its_ranks_too(
     folder: Path, kernel: str, starts: int
 ) -> None:
-    """A program of Lightning's was started twice: one by one, and with another kernel."""
     rank = process(["train.py"], folder)
     script = Script("python train.py", cwd=folder).observed(Observation.of([rank]))
     asked: list[str] = []

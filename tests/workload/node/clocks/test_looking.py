@@ -32,7 +32,6 @@ def node(twin_node: Make, monkeypatch: pytest.MonkeyPatch) -> TwinNode:
 class TestOnTwin:
     @pytest.mark.extra("tuner.workload.program.built_in_job", "tuner.doctor.dry_run")
     def test_looking_as_root_is_no_writing(self, node: TwinNode, tmp_path: Path) -> None:
-        """Each look set the power limit to what it was, on every GPU."""
         cluster = detect_cluster()
         assert cluster.clock_control
         facts = inspect_node()
@@ -53,7 +52,6 @@ class TestOnTwin:
     def test_commands_that_look_set_nothing(
         self, node: TwinNode, tmp_path: Path, words: list[str]
     ) -> None:
-        """Doctor, and a study with --no-clocks."""
         main([*words, *(["--runs-dir", str(tmp_path)] if words[0] == "optimize" else [])])
         assert node.log == []
 

@@ -97,7 +97,6 @@ def test_the_guard_after_a_killed_one_learns_what_stood(node: TwinNode, listens:
 def test_a_limit_that_another_has_set_since_stays(
     node: TwinNode, asker: Caller, again: bool
 ) -> None:
-    """A site's cap was lifted when the agent ended."""
     assert asker.set("PowerManagementLimit", 300_000) == ""
     node.set(0, limit_W=250.0)
     if again:

@@ -187,7 +187,6 @@ class TestZeusd:
         monkeypatch: pytest.MonkeyPatch,
         unsupported: tuple[int, bytes],
     ) -> None:
-        """The daemon's 400 for "not supported" gave the whole node up."""
         fake, path, _ = daemon
         fake.fail("nvmlDeviceSetPowerManagementLimit", pynvml.NVML_ERROR_NOT_SUPPORTED)
         monkeypatch.setattr(Daemon, "unsupported", unsupported)

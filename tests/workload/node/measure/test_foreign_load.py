@@ -58,7 +58,6 @@ def sure(loads: tuple[ForeignLoad, ForeignLoad]) -> float:
 
 
 def test_nothing_is_sure_of_windows_that_were_disturbed_differently() -> None:
-    """A baseline at 88 % foreign load and a candidate at 35 % gave 77 % less time, 99.2 % sure."""
     assert sure((QUIET, QUIET)) > 0.95
     assert sure((BUSY, HALF)) < 0.9
     assert sure((BUSY, QUIET)) < 0.9

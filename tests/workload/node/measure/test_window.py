@@ -539,7 +539,6 @@ class TestOpeningEdge:
     """Sampled power shows the idle wait before a window; the counter does not."""
 
     def test_the_lag_of_the_sensor_is_no_scatter(self) -> None:
-        """The first of five blocks was always low: an exact power was stated to 2 to 4 %."""
         window = edged([680.0] * 6)
         assert window.power_W == 680.0
         assert window.power_se_W < 0.003 * 680.0

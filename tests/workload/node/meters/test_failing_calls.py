@@ -44,7 +44,6 @@ def window_error(node: TwinNode, code: int, first: int, times: int = 1) -> float
 def test_one_call_of_thousands_that_fails_costs_nothing(
     twin_node: Make, code: int, first: int
 ) -> None:
-    """One "unknown error" among 2408 calls of an edge ended the probe as "node"."""
     assert abs(window_error(twin_node(A100, A100, A100, A100), code, first)) < 0.005
 
 
@@ -82,7 +81,6 @@ class Failing:
     ],
 )
 def test_a_sample_that_fails_ends_no_timeline(error: Exception) -> None:
-    """4 samples of 50, none counted as lost."""
     timeline = Timeline(Failing(error), period_s=0.005)  # type: ignore[arg-type]
     while len(timeline.samples) < 10:
         time.sleep(0.005)

@@ -75,7 +75,6 @@ def test_a_gpu_that_cannot_be_opened_is_left_out(
     indices: list[int],
     numbers: str | None,
 ) -> None:
-    """One GPU without permission, or lost, took the whole node away."""
     node_of(twin_node, count, broken)
     environ = {} if named is None else {"CUDA_VISIBLE_DEVICES": named}
     assert seen(environ) == indices
@@ -105,7 +104,6 @@ def test_what_names_a_broken_gpu_is_one_sentence_and_exit_2(
     broken: dict[int, dict[str, int]],
     says: str,
 ) -> None:
-    """An entry that names a GPU that cannot be used is an error."""
     node_of(twin_node, 4, broken)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if named is not None:
@@ -118,7 +116,6 @@ def test_what_names_a_broken_gpu_is_one_sentence_and_exit_2(
 
 
 def test_doctor_notes_a_broken_gpu(twin_node: Make) -> None:
-    """The others are listed, and the reason against it."""
     node_of(twin_node, 3, {1: LOST})
     nvml = open_nvml()
     assert unusable_gpus(nvml) == {1: "GPU is lost"}
@@ -148,7 +145,6 @@ class TestNvmlThatDoesNotStart:
         code: int,
         says: str,
     ) -> None:
-        """Under Ray, too, such a node is not one of cores."""
         monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         twin_node(TwinGpu(), TwinGpu()).fail("nvmlInit", code)
         with pytest.raises(InputError, match=says):
@@ -166,7 +162,6 @@ class TestNvmlThatDoesNotStart:
     def test_unless_cores_are_asked_for(
         self, twin_node: Make, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """By a CPU cluster, or by hiding the GPUs."""
         twin_node().fail("nvmlInit", pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
         assert device_elsewhere("cpu-2") is None
         for hidden in ("", "-1", "NoDevFiles"):
@@ -195,7 +190,6 @@ class TestNvmlThatDoesNotStart:
     def test_an_absent_binding_is_no_gpu_either(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
-        """Without nvidia-ml-py, and with a GPU's file."""
         monkeypatch.setitem(sys.modules, "pynvml", None)
         with pytest.raises(NoDriver, match="nvidia-ml-py is not installed"):
             open_nvml(dev=tmp_path)
@@ -270,7 +264,6 @@ class Record32(ctypes.Structure):
 def test_another_binding_is_one_sentence(
     binding: Any, sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A TypeError, and ghost processes of 32 bytes each."""
     assert sentence in why_not_binding(binding)
     assert bool(why_not_binding(binding)) == bool(sentence)
     if sentence:
@@ -280,7 +273,6 @@ def test_another_binding_is_one_sentence(
 
 
 def test_the_declared_bound_is_a_release_that_reads_processes() -> None:
-    """12.535.77, which was permitted, reads records of 32 bytes."""
     text = (ROOT / "pyproject.toml").read_text()
     (bound,) = re.findall(r'"nvidia-ml-py>=([0-9.]+)"', text)
     assert tuple(map(int, bound.split("."))) >= (12, 535, 108)

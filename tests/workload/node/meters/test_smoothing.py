@@ -24,7 +24,6 @@ PLAIN = replace(GPU, smoothing=-1)
 
 @pytest.mark.parametrize(("rate", "hold_s"), RAMPS)
 def test_power_that_falls_slowly_is_not_the_works(rate: float, hold_s: float) -> None:
-    """A window of 3 s read up to 16.6 % too high, in different amounts."""
     found = window_of(replace(GPU, ramp_W_per_s=rate, hold_s=hold_s))
     assert abs(found.error) < (0.01 if rate else 0.001)
 

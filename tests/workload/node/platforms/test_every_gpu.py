@@ -71,7 +71,6 @@ def detected(proc: Path) -> Cluster:
 def test_a_laptop_is_planned_with_a_stated_power(
     proc: Path, twin_node: Make, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Without a limit the power was 0 W, and the plan a ZeroDivisionError."""
     twin_node(LAPTOP)
     device = detected(proc).device
     assert 100 < device.max_W < 250  # the product's page says up to 150 W
@@ -112,7 +111,6 @@ def test_a_device_without_power_is_refused() -> None:
 
 
 def test_one_memory_for_host_and_gpu(proc: Path, twin_node: Make) -> None:
-    """A GPU that tells no memory was refused by every command."""
     twin_node(SPARK)
     cluster = detected(proc)
     assert cluster.device.name == "GB10"
@@ -174,7 +172,6 @@ def test_a_known_product_keeps_its_own_memory(proc: Path, twin_node: Make) -> No
 def test_doctor_notes_what_lowers_or_smooths_power(
     proc: Path, twin_node: Make, gpu: TwinGpu, note: str
 ) -> None:
-    """Neither smoothing nor a lower enforced limit was ever asked."""
     twin_node(gpu)
     facts = inspect_node(proc=proc, cgroup=proc, environ=NO_ENV, affinity=range(64))
     assert facts.cluster is not None
@@ -185,7 +182,6 @@ def test_doctor_notes_what_lowers_or_smooths_power(
 
 
 def test_a_gpu_that_lists_nothing_to_set_is_left_alone(proc: Path, twin_node: Make) -> None:
-    """Root's clocks were "searched" on a GPU that takes none."""
     node = twin_node(TwinGpu(lists_clocks=False, tells_limit=False))
     facts = inspect_node(proc=proc, cgroup=proc, environ=NO_ENV, affinity=range(64))
     assert facts.cluster is not None
@@ -224,7 +220,6 @@ def refused(live: dict[str, int]) -> str:
 
 
 def test_a_refusal_is_the_knobs_and_leaves_nothing_set(twin_node: Make) -> None:
-    """The "Not Supported" of a setter was a failure of the node."""
     node = twin_node(TwinGpu(), TwinGpu(lockable=False))
     assert refused({"power_limit_W": 250, "clock_MHz": 900}) == "clock_MHz"
     # The first GPU had taken it.
@@ -244,7 +239,6 @@ def busy(node: TwinNode, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
 def test_a_neighbour_by_time_slices_is_seen(
     twin_node: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """3 GiB of 80 and no process listed, and the idle power was 252 W."""
     node = twin_node(TwinGpu(), TwinGpu())
     node.set(1, used_bytes=3 * GIB, load=0.6)
     (phrase,) = busy(node, monkeypatch)
@@ -275,7 +269,6 @@ SLEEPER = TwinGpu(persistence=False, start_s=1.0, start_busy_s=1.0)
 def test_the_start_of_a_gpu_is_no_neighbour(
     twin_node: Make, monkeypatch: pytest.MonkeyPatch, gpus: int, start_busy_s: float
 ) -> None:
-    """Each look opened NVML, started the GPU, and saw that start as somebody's work."""
     node = twin_node(*(replace(SLEEPER, start_busy_s=start_busy_s) for _ in range(gpus)))
     assert busy(node, monkeypatch) == ()
 
@@ -309,13 +302,11 @@ def test_a_display_that_draws_is_no_neighbour(
 def test_a_gpu_without_a_bridge_bounds_the_link(
     proc: Path, twin_node: Make, links: tuple[int, ...], link_Bps: float
 ) -> None:
-    """NVLink was read off GPU 0 alone."""
     twin_node(*(TwinGpu(nvlinks=each) for each in links))
     assert detected(proc).link_Bps == pytest.approx(link_Bps, rel=0.01)
 
 
 def test_h20_is_not_an_h200(proc: Path, twin_node: Make) -> None:
-    """By cores and clock H20 was taken for 633 TFLOP/s; its sheet says 148."""
     clocks = tuple(range(345, 1981, 15))
     gpu = TwinGpu(name="NVIDIA H20", memory_bytes=96 * GIB, cores=9984, compute=(9, 0))
     twin_node(replace(gpu, clock_MHz=clocks))
@@ -333,7 +324,6 @@ def test_h20_is_not_an_h200(proc: Path, twin_node: Make) -> None:
 def test_what_happens_to_a_gpu_in_a_probe_is_the_nodes(
     twin_node: Make, change: dict[str, int], sentence: str
 ) -> None:
-    """The recovery action and the recoveries of links were never asked."""
     node = twin_node(TwinGpu(recovery_action=0, link_recoveries=3))
     before = Nvidia(NO_ENV).faults()
     node.set(0, **change)

@@ -16,7 +16,6 @@ pytestmark = pytest.mark.needs("cc")
 
 @pytest.mark.parametrize("condition", CONDITIONS, ids=lambda each: f"{each.number} {each.title}")
 def test_each_condition_is_right_and_doctor_agrees(condition: Condition) -> None:
-    """Doctor never contradicts what a study does."""
     assert wrong(condition) == ("", False)
 
 
