@@ -189,6 +189,15 @@ class TestNvmlGovernor:
         governor.apply(Settings())
         assert locks(fake) == [None, None]
 
+    @pytest.mark.parametrize("gpu", [TwinGpu(tells_limit=False), TwinGpu(min_limit_W=400.0)])
+    def test_a_card_that_tells_no_limit_or_a_fixed_one_has_none_to_choose(
+        self, busy: Make, gpu: TwinGpu
+    ) -> None:
+        busy(gpu)
+        governor = NvmlGovernor(environ=NO_ENV, guarded=False)
+        assert governor.limit_range_W == (0.0, 0.0)
+        governor.close()
+
     def test_a_driver_that_tells_no_capability_leaves_the_clocks(self, busy: Make) -> None:
         """Only GPUs that are known to be older than Volta cannot lock one."""
         node = busy(TwinGpu())

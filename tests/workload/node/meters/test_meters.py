@@ -29,6 +29,7 @@ from tuner.workload.node.platforms import platforms
 from tuner.workload.records.probe import MeterInfo, PowerSample
 
 Make = Callable[..., TwinNode]
+Metered = Callable[..., tuple[TwinNode, NvmlMeter]]
 NO_ENV: dict[str, str] = {}
 
 
@@ -269,35 +270,28 @@ class TestContract:
         assert not timeline.errors
 
 
-def meter_on(node: TwinNode, **options: Any) -> NvmlMeter:
-    return NvmlMeter(**{"clock": node.clock, "sleep": node.sleep, "environ": NO_ENV, **options})
-
-
 BUSY = TwinGpu(load=1.0)
 SUPERCHIP = replace(BUSY, name="NVIDIA GH200 480GB", c2c=True, module_W=150.0)
 
 
 class TestNvml:
-    def test_sources_are_named(self, twin_node: Make) -> None:
+    def test_sources_are_named(self, metered: Metered) -> None:
         without = TwinGpu(has_counter=False)
-        meter = meter_on(twin_node(TwinGpu(), without, without))
-        meter.close()
+        _, meter = metered(TwinGpu(), without, without)
         assert meter.info.source == (
             "NVML total-energy counter of 1 twin GPU, and NVML power of 2 twin GPUs without a "
             "counter, integrated every 50 ms"
         )
 
-    def test_a_gpu_that_tells_nothing_is_refused(self, twin_node: Make) -> None:
-        node = twin_node(TwinGpu(has_counter=False, has_usage=False, gpu_scope=0))
+    def test_a_gpu_that_tells_nothing_is_refused(self, metered: Metered) -> None:
         with pytest.raises(MeterError, match="neither its energy nor its power"):
-            meter_on(node)
+            metered(TwinGpu(has_counter=False, has_usage=False, gpu_scope=0))
         with pytest.raises(pynvml.NVMLError_Uninitialized):  # NVML was let go again
             pynvml.nvmlDeviceGetCount()
 
     @pytest.mark.parametrize("has_counter", [True, False])
-    def test_changing_load_is_integrated(self, twin_node: Make, has_counter: bool) -> None:
-        node = twin_node(TwinGpu(has_counter=has_counter))
-        meter = meter_on(node)
+    def test_changing_load_is_integrated(self, metered: Metered, has_counter: bool) -> None:
+        node, meter = metered(TwinGpu(has_counter=has_counter))
         start, before_J = meter.read(), node.energy_J()
         for _ in range(12):
             for seconds, load in ((0.7, 0.0), (1.2, 1.0), (0.6, 0.4)):
@@ -306,7 +300,6 @@ class TestNvml:
                     node.sleep(0.05)
                     meter.read()
         end = meter.read()
-        meter.close()
         truth_J = node.energy_J() - before_J
         assert end.energy_J - start.energy_J == pytest.approx(truth_J, rel=0.02)
 
@@ -316,10 +309,9 @@ class TestNvml:
         ids=["reset", "stall"],
     )
     def test_a_counter_that_loses_joules_breaks_the_meter_for_good(
-        self, twin_node: Make, lose: Callable[[TwinNode], None], says: str
+        self, metered: Metered, lose: Callable[[TwinNode], None], says: str
     ) -> None:
-        node = twin_node(BUSY)
-        meter = meter_on(node)
+        node, meter = metered(BUSY)
         node.sleep(1.0)
         meter.read()
         lose(node)
@@ -328,31 +320,29 @@ class TestNvml:
             with pytest.raises(MeterError, match=says):
                 meter.read()
             node.sleep(1.0)
-        meter.close()
 
-    def test_a_counter_of_32_bits_wraps_and_goes_on(self, twin_node: Make) -> None:
-        node = twin_node(replace(BUSY, counter_start_mJ=2**32 - 100_000, counter_modulus_mJ=2**32))
-        meter = meter_on(node)
+    def test_a_counter_of_32_bits_wraps_and_goes_on(self, metered: Metered) -> None:
+        node, meter = metered(
+            replace(BUSY, counter_start_mJ=2**32 - 100_000, counter_modulus_mJ=2**32)
+        )
         for _ in range(10):
             node.sleep(0.5)
             meter.read()
         assert meter.read().energy_J == pytest.approx(5 * 380.0, rel=1e-6)
-        meter.close()
 
-    def test_a_step_back_that_no_wrap_explains_breaks_the_meter(self, twin_node: Make) -> None:
-        node = twin_node(replace(BUSY, counter_start_mJ=9_900_000, counter_modulus_mJ=10_000_000))
-        meter = meter_on(node)
+    def test_a_step_back_that_no_wrap_explains_breaks_the_meter(self, metered: Metered) -> None:
+        node, meter = metered(
+            replace(BUSY, counter_start_mJ=9_900_000, counter_modulus_mJ=10_000_000)
+        )
         node.sleep(1.0)
         with pytest.raises(MeterError, match="went backwards"):
             meter.read()
-        meter.close()
 
     @pytest.mark.parametrize("period_s", [0.02, 0.05, 0.1])
     def test_a_boundary_is_finer_than_the_counters_steps(
-        self, twin_node: Make, period_s: float
+        self, metered: Metered, period_s: float
     ) -> None:
-        node = twin_node(TwinGpu(counter_period_s=period_s), BUSY)
-        meter = meter_on(node)
+        node, meter = metered(TwinGpu(counter_period_s=period_s), BUSY)
         node.sleep(0.9)
         opened, before_J = meter.boundary(opens=True), node.energy_J()
         assert opened.time_s == node.clock()  # the wait is before the window
@@ -365,20 +355,17 @@ class TestNvml:
         assert closed.time_s == end_s  # and after it
         assert node.clock() > end_s
         assert closed.energy_J - opened.energy_J == pytest.approx(truth_J, abs=1.0)
-        meter.close()
 
     @pytest.mark.parametrize("period_s", [0.02, 0.1])
-    def test_the_update_period_is_found(self, twin_node: Make, period_s: float) -> None:
-        meter = meter_on(twin_node(replace(BUSY, counter_period_s=period_s)))
+    def test_the_update_period_is_found(self, metered: Metered, period_s: float) -> None:
+        _, meter = metered(replace(BUSY, counter_period_s=period_s))
         assert meter.resolution_s == pytest.approx(period_s, abs=0.0015)
-        meter.close()
 
     @pytest.mark.parametrize("module_counter", [True, False])
     def test_a_counter_of_the_module_does_not_pass_for_the_gpus(
-        self, twin_node: Make, module_counter: bool
+        self, metered: Metered, module_counter: bool
     ) -> None:
-        node = twin_node(replace(SUPERCHIP, counter_is_module=module_counter))
-        meter = meter_on(node)
+        node, meter = metered(replace(SUPERCHIP, counter_is_module=module_counter))
         assert ("without a counter" in meter.info.source) == module_counter
         assert meter.info.independent != module_counter
         first = meter.read()
@@ -386,55 +373,45 @@ class TestNvml:
             node.sleep(0.05)
             meter.read()
         assert meter.read().energy_J - first.energy_J == pytest.approx(5 * 380.0, rel=0.03)
-        meter.close()
 
     @pytest.mark.parametrize(("gpu_scope", "period_s"), [(1, 0.05), (0, 1.0)])
     def test_power_that_is_averaged_is_as_coarse_as_its_average(
-        self, twin_node: Make, gpu_scope: int, period_s: float
+        self, metered: Metered, gpu_scope: int, period_s: float
     ) -> None:
         """A 1 s average smears the edges, so short windows are flagged."""
-        meter = meter_on(twin_node(TwinGpu(has_counter=False, gpu_scope=gpu_scope)))
+        _, meter = metered(TwinGpu(has_counter=False, gpu_scope=gpu_scope))
         assert meter.resolution_s == period_s
-        meter.close()
 
-    def test_a_call_that_fails_twice_costs_one_reading(self, twin_node: Make) -> None:
-        node = twin_node(BUSY)
-        meter = meter_on(node)
+    def test_a_call_that_fails_twice_costs_one_reading(self, metered: Metered) -> None:
+        node, meter = metered(BUSY)
         node.fail("nvmlDeviceGetTotalEnergyConsumption", pynvml.NVML_ERROR_UNKNOWN, times=2)
         node.sleep(1.0)
         with pytest.raises(MeterError):
             meter.read()
         assert meter.read().energy_J == pytest.approx(380.0, abs=38.0)
-        meter.close()
 
-    def test_power_that_nobody_sampled_is_not_made_up(self, twin_node: Make) -> None:
-        node = twin_node(TwinGpu(has_counter=False))
-        meter = meter_on(node, sample_period_s=60.0)
+    def test_power_that_nobody_sampled_is_not_made_up(self, metered: Metered) -> None:
+        node, meter = metered(TwinGpu(has_counter=False), sample_period_s=60.0)
         node.sleep(30.0)
         with pytest.raises(MeterError, match=r"not sampled for 30\.0 s"):
             meter.read()
-        meter.close()
 
-    def test_the_timeline_tells_clock_heat_and_throttling(self, twin_node: Make) -> None:
-        node = twin_node(BUSY, BUSY)
-        meter = meter_on(node)
+    def test_the_timeline_tells_clock_heat_and_throttling(self, metered: Metered) -> None:
+        node, meter = metered(BUSY, BUSY)
         node.set(0, lock_low=1200, lock_high=1200)
         node.set(1, heat_MHz=900, temperature_C=87)
         node.sleep(0.01)
         extra = meter.sample().extra
-        meter.close()
         assert extra["clock_MHz"] == 1050
         assert extra["temperature_C"] == 87
         assert extra["utilisation"] == 1.0
         assert (extra["throttle_thermal"], extra["throttle_power"]) == (1.0, 0.0)
 
-    def test_older_drivers_know_the_reasons_by_their_older_name(self, twin_node: Make) -> None:
-        node = twin_node(replace(BUSY, limit_W=200.0))
+    def test_older_drivers_know_the_reasons_by_their_older_name(self, metered: Metered) -> None:
+        node, meter = metered(replace(BUSY, limit_W=200.0))
         code = pynvml.NVML_ERROR_FUNCTION_NOT_FOUND
         node.fail("nvmlDeviceGetCurrentClocksEventReasons", code)
-        meter = meter_on(node)
         assert meter.sample().extra["throttle_power"] == 1.0
-        meter.close()
 
 
 class TestVisibleGpus:
@@ -534,12 +511,10 @@ class TestVisibleGpus:
         (gpu,) = visible_gpus(pynvml, environ=environ | {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"})
         assert gpu.name == "NVIDIA A40"
 
-    def test_only_visible_gpus_are_metered(self, twin_node: Make) -> None:
-        node = twin_node(BUSY, TwinGpu())
-        meter = meter_on(node, environ={"CUDA_VISIBLE_DEVICES": "1"})
+    def test_only_visible_gpus_are_metered(self, metered: Metered) -> None:
+        node, meter = metered(BUSY, TwinGpu(), environ={"CUDA_VISIBLE_DEVICES": "1"})
         node.sleep(10.0)
         assert meter.read().energy_J == pytest.approx(600.0)
-        meter.close()
 
 
 class TestRapl:

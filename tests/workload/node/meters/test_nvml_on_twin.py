@@ -13,7 +13,7 @@ from tuner.workload.node.meters import MeterError
 from tuner.workload.node.meters.nvml import NvmlMeter, Settling
 
 pytestmark = pytest.mark.needs("cc")
-Make = Callable[..., TwinNode]
+Metered = Callable[..., tuple[TwinNode, NvmlMeter]]
 
 #: An H100 as published measurements found it (arXiv 2312.02741): filtered, sampled, late.
 LATE = TwinGpu(
@@ -28,16 +28,11 @@ LATE = TwinGpu(
 )
 
 
-def meter_on(node: TwinNode, **options: float) -> NvmlMeter:
-    return NvmlMeter(environ={}, clock=node.clock, sleep=node.sleep, **options)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("length_s", [0.5, 5.0])
 def test_a_window_right_after_work_and_right_before_idling(
-    twin_node: Make, length_s: float
+    metered: Metered, length_s: float
 ) -> None:
-    node = twin_node(LATE, LATE)
-    meter = meter_on(node)
+    node, meter = metered(LATE, LATE)
     node.set(load=1.0)
     node.sleep(2.0)
     node.set(load=0.0)  # the ranks wait at the boundary
@@ -49,7 +44,6 @@ def test_a_window_right_after_work_and_right_before_idling(
     node.set(load=0.0)
     truth_J, ended_s = node.energy_J() - before_J, node.clock()
     closed = meter.boundary(opens=False)
-    meter.close()
     assert (opened.time_s, closed.time_s) == (began_s, ended_s)  # and after it
     assert closed.energy_J - opened.energy_J == pytest.approx(truth_J, abs=2.0)
     assert node.clock() - ended_s < 1.0
@@ -63,9 +57,8 @@ def test_random_windows_under_filtered_power_and_a_lagging_counter() -> None:
     assert max(abs(window.plain or 0.0) for window in errors) > 0.02
 
 
-def test_a_card_with_one_second_averages_only_is_waited_for(twin_node: Make) -> None:
-    node = twin_node(TwinGpu(has_counter=False, gpu_scope=0))
-    meter = meter_on(node, sample_period_s=3600.0)
+def test_a_card_with_one_second_averages_only_is_waited_for(metered: Metered) -> None:
+    node, meter = metered(TwinGpu(has_counter=False, gpu_scope=0), sample_period_s=3600.0)
 
     def work(seconds: float) -> None:
         for _ in range(round(seconds / 0.05)):
@@ -82,25 +75,20 @@ def test_a_card_with_one_second_averages_only_is_waited_for(twin_node: Make) -> 
     node.set(load=0.0)
     truth_J = node.energy_J() - before_J
     closed = meter.boundary(opens=False)
-    meter.close()
     assert closed.energy_J - opened.energy_J == pytest.approx(truth_J, rel=0.01)
 
 
-def test_an_idle_counter_costs_a_boundary_less_than_half_a_second(twin_node: Make) -> None:
-    node = twin_node(TwinGpu(counter_period_s=0.1))
-    meter = meter_on(node)
+def test_an_idle_counter_costs_a_boundary_less_than_half_a_second(metered: Metered) -> None:
+    node, meter = metered(TwinGpu(counter_period_s=0.1))
     node.sleep(1.0)
     called_s = node.clock()
     meter.boundary(opens=False)
-    meter.close()
     assert node.clock() - called_s < 0.45
 
 
-def test_a_counter_that_is_slower_than_usual_is_not_called_fast(twin_node: Make) -> None:
-    node = twin_node(TwinGpu(counter_period_s=0.8))
-    meter = meter_on(node)
+def test_a_counter_that_is_slower_than_usual_is_not_called_fast(metered: Metered) -> None:
+    _, meter = metered(TwinGpu(counter_period_s=0.8))
     assert meter.resolution_s >= 0.5
-    meter.close()
 
 
 class TestSettling:
