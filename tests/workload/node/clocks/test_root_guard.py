@@ -22,7 +22,7 @@ from tests.workload.node.clocks.governor_faults import FAULTS, try_root_fault, u
 from tests.workload.node.clocks.guard_caller import BEFORE, GPU, Caller, stands
 from tuner.search_spaces.configuration import Settings
 from tuner.workload.node.clocks import root_guard
-from tuner.workload.node.clocks.base import GovernorError, SetByOthers, UnsupportedKnob
+from tuner.workload.node.clocks.base import GovernorError, UnsupportedKnob
 from tuner.workload.node.clocks.clock_backends import available_backends
 from tuner.workload.node.clocks.governor import NvmlGovernor
 from tuner.workload.node.clocks.root_guard import GUARD_SOCKET, RootGuardNvml
@@ -105,17 +105,6 @@ def test_a_limit_that_another_has_set_since_stays(
     asker.socket.close()
     wait_until(lambda: node.locked_MHz() is None)
     wait_until(lambda: node.limit_W() == 250.0)
-
-
-def test_a_governor_by_the_guard_leaves_the_limit_of_others(node: TwinNode, listens: Path) -> None:
-    governor = NvmlGovernor(environ={GUARD_SOCKET: str(listens)}, guarded=False)
-    governor.apply(Settings(power_limit_W=200))
-    node.set(0, limit_W=150.0)
-    with pytest.raises(SetByOthers):
-        governor.apply(Settings(power_limit_W=200))
-    governor.apply(Settings(power_limit_W=120))
-    governor.close()
-    wait_until(lambda: node.limit_W() == 150.0)
 
 
 def test_a_lock_that_an_administrator_has_configured_comes_back(
