@@ -37,6 +37,8 @@ from tuner.workload.node.rank_server import control_socket
 
 TRAIN = Path(__file__).with_name("train.py")
 ROOT = Path(__file__).resolve().parents[2]
+#: A command that trains one step.
+COMMAND = ("--", "python", str(TRAIN), "1", "0")
 TORCHRUN = Path(sys.executable).with_name("torchrun")
 DEEPSPEED_PIPELINE = """
 import deepspeed, torch
@@ -311,13 +313,29 @@ def test_commands_that_cannot_be_watched_are_refused(words: list[str], said: str
         ["--tune", "--transfer", "nowhere", "--", str(TRAIN), "1", "0"],
         ["study", "--tune", "--transfer", "nowhere", "--", str(TRAIN), "1", "0"],
         ["nowhere", "--tune", "--", str(TRAIN), "1", "0"],
+        ["--tune", "--deadline", "2h", "--max-slowdown", "5%", *COMMAND],
+        ["--tune", "--budget", "2kWh", "--power-cap", "300W", *COMMAND],
+        ["--tune", "--deadline=-3s", *COMMAND],
+        ["--tune", "--deadline", "2h", "--steps", "0", *COMMAND],
+        ["--tune", "--steps", "3", *COMMAND],
+        ["--follow-power", __file__, "--deadline", "2h", *COMMAND],
+        ["--follow-power", "/nowhere", *COMMAND],
+        ["--tune", "--follow-power", "x", *COMMAND],
+        ["--deadline", "2h", *COMMAND],
     ],
 )
 def test_wrong_options_are_one_sentence(
-    words: list[str], capsys: pytest.CaptureFixture[str]
+    words: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
+    monkeypatch.chdir(tmp_path)
     assert main(["run", *words]) == 2
-    assert len(capsys.readouterr().err.splitlines()) == 1
+    captured = capsys.readouterr()
+    assert len(captured.err.splitlines()) == 1
+    assert captured.out == ""
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_an_outcome_without_a_step_is_worded() -> None:

@@ -22,7 +22,6 @@ import pytest
 from benchmarks.online.events import event, fine
 from benchmarks.online.tables import Problem, problems
 from tests.online.test_agent import ROOT, TORCHRUN, TRAIN, Devices, gpus, live_tuning
-from tuner.cli.main import main
 from tuner.online.command import SHOWN, tuning_lines
 from tuner.online.follow import Period, PowerFollower, Signal, watts_of
 from tuner.online.request import TuningOutcome, TuningRequest
@@ -196,17 +195,6 @@ def test_an_address_is_read_like_a_file() -> None:
     signal.read()
     assert signal.target_W == 240
     assert "stopped" in signal.problem
-
-
-def test_a_target_that_cannot_be_read_starts_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    command = ["--", "python", str(TRAIN), "1", "0"]
-    assert main(["run", "--follow-power", str(tmp_path / "none"), *command]) == 2
-    assert main(["run", "--tune", "--follow-power", "x", *command]) == 2
-    captured = capsys.readouterr()
-    assert len(captured.err.splitlines()) == 2
-    assert captured.out == ""
 
 
 def _changed(kind: str, time_s: float) -> float:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import pytest
 
-from tests.online.test_agent import TRAIN, Devices, live_tuning
+from tests.online.test_agent import Devices, live_tuning
 from tests.online.test_bandit import CLOCKS, World, X, gpu, train
-from tuner.cli.main import main
 from tuner.online.command import tuning_lines
 from tuner.online.follow import LATE, LONG, POOR, LengthUnknown, LimitTuner, run_limits
 from tuner.online.live import WARM_STEPS, LiveTuning
@@ -136,28 +134,6 @@ def test_a_limit_without_a_length_is_one_sentence() -> None:
         tuning.take(Mark(0, number, devices.step()))
     with pytest.raises(LengthUnknown, match="state it by --steps"):
         tuning.take(Mark(0, WARM_STEPS + 1, devices.step()))
-
-
-@pytest.mark.parametrize(
-    "words",
-    [
-        ["--tune", "--deadline", "2h", "--max-slowdown", "5%"],
-        ["--tune", "--budget", "2kWh", "--power-cap", "300W"],
-        ["--tune", "--deadline=-3s"],
-        ["--tune", "--deadline", "2h", "--steps", "0"],
-        ["--tune", "--steps", "3"],
-        ["--follow-power", __file__, "--deadline", "2h"],
-        ["--deadline", "2h"],
-    ],
-)
-def test_limits_that_cannot_be_are_one_sentence(
-    words: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    command = ["--runs-dir", str(tmp_path), "--", "python", str(TRAIN), "1", "0"]
-    assert main(["run", *words, *command]) == 2
-    captured = capsys.readouterr()
-    assert len(captured.err.splitlines()) == 1
-    assert captured.out == ""
 
 
 def test_whether_a_limit_was_kept_is_worded() -> None:

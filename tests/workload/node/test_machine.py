@@ -234,6 +234,17 @@ class TestGpuCluster:
         with pytest.raises(InputError, match="GPU is lost"):
             self.detect(host)
 
+    def test_an_older_gpu_keeps_its_application_clock(self, host: Host, twin_node: Make) -> None:
+        twin_node(TwinGpu(name="Tesla P100", compute=(6, 0), default_application_MHz=1155))
+        assert self.detect(host).device.default_clock_MHz == 1155
+
+    @pytest.mark.parametrize(("c2c", "link_Bps"), [(True, 450e9), (False, 63e9)])
+    def test_a_grace_processor_is_linked_by_c2c(
+        self, host: Host, twin_node: Make, c2c: bool, link_Bps: float
+    ) -> None:
+        twin_node(TwinGpu(name="NVIDIA GH200 480GB", c2c=c2c, pcie_generation=5, compute=(9, 0)))
+        assert self.detect(host).host_link_Bps == pytest.approx(link_Bps, rel=0.01)
+
 
 class TestFacts:
     def test_without_gpus(self, no_gpus: None, host: Host, tmp_path: Path) -> None:
@@ -307,23 +318,6 @@ class TestFacts:
         )
         done = finished([sys.executable, "-c", code])
         assert done.stdout.strip() == "[]", done.stderr
-
-
-class TestOnTwin:
-    """Facts of GPUs as the real NVML reports them."""
-
-    def test_an_older_gpu_keeps_its_application_clock(self, host: Host, twin_node: Make) -> None:
-        twin_node(TwinGpu(name="Tesla P100", compute=(6, 0), default_application_MHz=1155))
-        cluster = detect_cluster(proc=host.proc, cgroup=host.cgroup, environ=NO_ENV)
-        assert cluster.device.default_clock_MHz == 1155
-
-    @pytest.mark.parametrize(("c2c", "link_Bps"), [(True, 450e9), (False, 63e9)])
-    def test_a_grace_processor_is_linked_by_c2c(
-        self, host: Host, twin_node: Make, c2c: bool, link_Bps: float
-    ) -> None:
-        twin_node(TwinGpu(name="NVIDIA GH200 480GB", c2c=c2c, pcie_generation=5, compute=(9, 0)))
-        cluster = detect_cluster(proc=host.proc, cgroup=host.cgroup, environ=NO_ENV)
-        assert cluster.host_link_Bps == pytest.approx(link_Bps, rel=0.01)
 
 
 def test_memory_of_nodes_without_processors_is_the_gpus(host: Host, tmp_path: Path) -> None:
