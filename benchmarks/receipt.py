@@ -6,9 +6,8 @@ of the same span: `receipt_error_median`, `receipt_error_worst` (aim 0.1 %).
 (2) Two equal trainings on cores, one with the receipt and one without, run in turn for some tenths
 of a second, while the other one is stopped. `receipt_overhead` compares the processor time of their
 steps (aim 0.5 %), with a 95 % interval over rounds of new processes, for two processes of the same
-program differ by some per cent; `receipt_core_share` is what tuner itself uses of a core meanwhile,
-`receipt_step_cost` the time that counting takes in a step that does nothing else, and
-`receipt_start` the time that a command which does nothing takes longer.
+program differ by some per cent; `receipt_step_cost` is the time that counting takes in a step that
+does nothing else.
 (3) Commands on cores that others use: `share_error` is the error of the energy that the receipt
 gives as the command's own, against what the estimated meter gives for its processor time on a node
 of its own (aim 10 %), and `share_error_without` that of the node's energy.
@@ -219,20 +218,18 @@ def _env() -> dict[str, str]:
     return os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 
-def _round(folder: Path, pairs: int, seconds: float, order: random.Random) -> tuple[float, float]:
-    # Mean log ratio of the steps of two new processes, and tuner's share of a core.
+def _round(folder: Path, pairs: int, seconds: float, order: random.Random) -> float:
+    # Median log ratio of the steps of two new processes.
     trainings = {way: Training(folder, measured=way) for way in order.sample((True, False), 2)}
+    logs = []
     try:
-        tuner, began_s = trainings[True].process.pid, time.monotonic()
-        before_s, logs = _cpu_s(tuner), list[float]()
         for _ in range(pairs):
             found = {way: trainings[way].step_s(seconds) for way in order.sample((True, False), 2)}
             logs.append(math.log(found[True] / found[False]))
-        share = (_cpu_s(tuner) - before_s) / (time.monotonic() - began_s)
     finally:
         for training in trainings.values():
             training.close()
-    return statistics.median(logs), share
+    return statistics.median(logs)
 
 
 def overhead(rounds: int, pairs: int, seconds: float) -> list[Figure]:
@@ -241,12 +238,10 @@ def overhead(rounds: int, pairs: int, seconds: float) -> list[Figure]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "train.py").write_text(TRAIN)
-        every = [_round(folder, pairs, seconds, order) for _ in range(rounds)]
-        starts = [_longer_s(folder) for _ in range(10)]
+        logs = [_round(folder, pairs, seconds, order) for _ in range(rounds)]
         bare_s = {
             way: min(_bare_step_s(folder, measured=way) for _ in range(3)) for way in (False, True)
         }
-    logs, shares = zip(*every, strict=True)
     listed = ", ".join(f"{100 * math.expm1(each):.2f}" for each in logs)
     print(f"{rounds} rounds of {pairs} pairs of {seconds:g} s: {listed} %")
     interval = ttest_1samp(logs, 0.0).confidence_interval(0.95)
@@ -256,8 +251,6 @@ def overhead(rounds: int, pairs: int, seconds: float) -> list[Figure]:
         Figure("receipt_overhead_low", low, "%"),
         Figure("receipt_overhead_high", high, "%"),
         Figure("receipt_step_cost", 1e6 * (bare_s[True] - bare_s[False]), "us"),
-        Figure("receipt_core_share", 100 * statistics.median(shares), "%"),
-        Figure("receipt_start", statistics.median(starts), "s"),
     ]
 
 
@@ -265,14 +258,6 @@ def _bare_step_s(folder: Path, *, measured: bool) -> float:
     words = [*(_tuner(folder) if measured else []), sys.executable, "-c", BARE]
     done = subprocess.run(words, cwd=folder, env=_env(), capture_output=True, check=True)
     return float(done.stdout)
-
-
-def _longer_s(folder: Path) -> float:
-    times_s = [time.monotonic()]
-    for words in ([*_tuner(folder), "true"], ["true"]):
-        subprocess.run(words, cwd=folder, env=_env(), stderr=subprocess.DEVNULL, check=True)
-        times_s.append(time.monotonic())
-    return (times_s[1] - times_s[0]) - (times_s[2] - times_s[1])
 
 
 def shares(rounds: int) -> list[Figure]:

@@ -7,8 +7,7 @@ as `OWNER/NAME` or `OWNER+NAME/repo`; without it they are downloaded from GitHub
 
 - `answered_at_first_attempt`: share of the programs with a recommendation, with the right error
   where they cannot train here, or with the word that nothing can be turned, or that the training
-  is too short to be measured, where that is so (aim 0.95); `recommended_at_first_attempt` is the
-  share with a recommendation of those that train.
+  is too short to be measured, where that is so (aim 0.95).
 - `today_wrong`: programs of which ranks, micro-batch, accumulation or global batch are misread.
 - `misread_silently`: those of them that were answered all the same (aim 0).
 - `something_to_turn`: share of the programs that train of which more than the threads of a rank was
@@ -20,7 +19,6 @@ as `OWNER/NAME` or `OWNER+NAME/repo`; without it they are downloaded from GitHub
   window; `first_point_without_window_over_own` leaves the window of that point out).
 - `error_told_s_over_own`: time to the error over that to the program's own death (aim 1.3). These
   are medians, with the program alone in the same run.
-- `probes_lost_to_one_cause`: the most of any search.
 - `recommendation_holds`: share of the recommendations whose time by hand (their launch.sh and the
   user's command in turn, twice) lies in their interval; `promise_kept`: share of what was named as
   promising, because other processes or few launches left doubt, that was faster by hand.
@@ -87,22 +85,15 @@ def figures(attempts: Sequence[Attempt]) -> list[Figure]:
     held = [found.holds for found in tried if found.holds is not None]
     promises = [kept for found in tried if (kept := found.keeps_promise) is not None]
     trained = [found for found in tried if found.verdict not in ("error told", "error not told")]
-    recommended = sum(found.verdict == "answered" for found in trained)
     turned = sum(bool({*found.knobs} - {"threads"}) for found in trained)
     right = sum(found.right for found in tried)
     every = [
         Figure("programs_tried", len(tried), "count"),
         Figure("answered_at_first_attempt", right / max(1, len(tried)), "ratio"),
-        Figure("recommended_at_first_attempt", recommended / max(1, len(trained)), "ratio"),
         Figure("today_wrong", wrong, "count"),
         Figure("misread_silently", sum(f.verdict == "misread" for f in tried), "count"),
         Figure("something_to_turn", turned / max(1, len(trained)), "ratio"),
         Figure("table_outside_windows", sum(f.outside for f in tried), "count"),
-        Figure(
-            "probes_lost_to_one_cause",
-            max((found.lost_to_one_cause for found in tried), default=0),
-            "count",
-        ),
     ]
     for name, found_ratios in ratios.items():
         if found_ratios:

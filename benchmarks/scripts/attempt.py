@@ -7,7 +7,6 @@ import shutil
 import statistics
 import subprocess
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -105,12 +104,6 @@ class Attempt:
     def right(self) -> bool:
         """True if the first attempt gave what the program allows."""
         return self.verdict in ("answered", "nothing to turn", "too short", "error told")
-
-    @property
-    def lost_to_one_cause(self) -> int:
-        """The largest number of probes that failed in the same way."""
-        causes = Counter(re.sub(r"\d+", "N", failure) for failure in self.failures)
-        return max(causes.values(), default=0)
 
     @property
     def holds(self) -> bool | None:

@@ -122,7 +122,6 @@ def test_figures_compare_with_the_programs_themselves() -> None:
     good.knobs, good.outside, good.first_window_s = ["num_workers", "threads"], 2, 4.0
     wrong = Attempt("b", "b 1", "misread", wrong=["ranks"], time=[-0.2, -0.3, -0.1], by_hand=0.1)
     wrong.knobs = ["threads"]
-    wrong.failures = ["crash: rank 0 died", "crash: rank 1 died", "memory: 3 GB"]
     dead = Attempt("c", "c 1", "error told", own_death_s=2.0, ended_s=3.0)
     absent = Attempt("d", "d 1", "unavailable", wrong=["ranks"])
     found = {figure.name: figure.value for figure in scripts.figures([good, wrong, dead, absent])}
@@ -130,12 +129,10 @@ def test_figures_compare_with_the_programs_themselves() -> None:
         {
             "programs_tried": 3,
             "answered_at_first_attempt": 2 / 3,
-            "recommended_at_first_attempt": 1 / 2,
             "today_wrong": 1,
             "misread_silently": 1,
             "something_to_turn": 1 / 2,
             "table_outside_windows": 2,
-            "probes_lost_to_one_cause": 2,
             "today_s_over_own": 1.5,
             "first_point_s_over_own": 3.0,
             "first_point_without_window_over_own": 1.0,
