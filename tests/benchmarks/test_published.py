@@ -10,7 +10,7 @@ from types import ModuleType
 import pytest
 
 from benchmarks.validation import jupiter, mpt, qlora, sailor, sfttrainer, simumax, unseen
-from benchmarks.validation.comparison import quantiles, table
+from benchmarks.validation.comparison import DATA, models, quantiles, rows_of, table
 from tests.support.traces import TRACES
 from tuner.models.analytic.constants import constants_of
 from tuner.models.analytic.model import (
@@ -129,6 +129,12 @@ def test_a_model_is_predicted_from_the_others_on_its_device() -> None:
     off = [run.predicted_s(constants) / run.measured_s - 1 for run in runs if run.model == "7b"]
     assert len(others) == 5
     assert quantiles(off)[2] < 0.12
+
+
+def test_every_model_that_a_table_names_is_described_and_no_other() -> None:
+    tables = ("published_runs", "single_gpu_reports", "sfttrainer_runs")
+    named = {row["model"] for name in tables for row in rows_of(DATA / f"{name}.csv")}
+    assert {*models()} == {*named, *simumax.MODELS, "qwen3-30b-a3b"}
 
 
 @functools.cache
