@@ -154,7 +154,7 @@ def test_every_group_is_in_the_figures_and_has_to_be_found(
     options = ["--samplers", "hill-climb", "random", "--jackknife", "2", "--seeds", "0"]
     main([str(folder), *options, "--json", str(json_file)])
     out = capsys.readouterr().out
-    assert "held_out groups (2), jackknifed" in out
+    assert "held_out groups, jackknifed: 2 groups" in out
     figures = {figure["name"]: figure["value"] for figure in json.loads(json_file.read_text())}
     problems = [Problem(folder, name, seed) for name in ("mixed", "idle") for seed in (0, 1)]
     ours, climb = (
