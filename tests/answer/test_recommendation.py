@@ -134,6 +134,7 @@ def test_probably_better_and_not_better_have_other_headlines() -> None:
     found = result_of(judge_of(records))
     advice = found.recommendation
     assert (advice.action, advice.promising.configuration) == ("keep", configuration(1))
+    assert (advice.launch_s, advice.launch_kJ) == (20.0, 0.1)  # a tenth of what ten probes took
     assert 0.5 < advice.p_better < 0.95
     assert "for now: mb2 probably saves" in found.headline
     assert f"({probability(advice.p_better)} sure)" in found.headline
