@@ -21,6 +21,10 @@ from tuner.workload.scripts.script_job import ScriptJob
 
 #: A node of two cores with made-up figures.
 CPU = Cluster("cpu", Device("core", "cpu", 2**33, 1e11, 1e10, 2.0, 15.0), devices_per_node=2)
+#: Two nodes of eight GPUs, with made-up figures.
+GPU = Cluster(
+    "gpus", Device("H100", "cuda", 80 * 2**30, 1e15, 3e12, 70.0, 700.0), devices_per_node=8, nodes=2
+)
 
 
 def script_job(

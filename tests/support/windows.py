@@ -11,6 +11,7 @@ import sys
 from dataclasses import astuple
 from pathlib import Path
 
+from tests.support.commands import write_program
 from tuner.workload.records.probe import WindowPolicy
 
 SHORT = WindowPolicy(min_s=0.3, max_s=0.5, settle_s=0.2, idle_s=0.1)
@@ -32,7 +33,5 @@ def program(folder: Path) -> Path:
         "sys.exit(main())\n"
     )
     words = shlex.join([sys.executable, str(folder / "short.py")])
-    path = folder / "tuner"
-    path.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
-    path.chmod(0o755)
+    write_program(folder / "tuner", f'#!/bin/sh\nexec {words} "$@"\n')
     return folder
