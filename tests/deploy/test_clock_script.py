@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import finished
+from tests.support.commands import finished, write_program
 from tests.support.sysfs import make_sysfs, settings_of
 from tests.waiting import wait_until
 from tuner.deploy.launch_files import clocks_sh
@@ -67,12 +67,8 @@ class Machine:
         for number in range(gpus):
             text = "\n".join(f"{name}={value}" for name, value in EARLIER.items())
             (self.state / str(number)).write_text(text)
-        smi = folder / "nvidia-smi"
-        smi.write_text(FAKE)
-        smi.chmod(0o755)
-        self.script = folder / "clocks.sh"
-        self.script.write_text(clocks_sh(configuration, gpus))
-        self.script.chmod(0o755)
+        write_program(folder / "nvidia-smi", FAKE)
+        self.script = write_program(folder / "clocks.sh", clocks_sh(configuration, gpus))
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("CUDA_", "SLURM_"))}
         path = f"{folder}{os.pathsep}{os.environ['PATH']}"
         self.env = {**kept, "FAKE_SMI": str(self.state), "PATH": path}
@@ -364,9 +360,7 @@ class TestCores:
         """A file that reads back as it was, whatever is written, as a locked power cap does."""
         root = make_sysfs(tmp_path / "sys")
         before = settings_of(root)
-        takes_none = tmp_path / "sudo"
-        takes_none.write_text("#!/bin/sh\nexec cat\n")
-        takes_none.chmod(0o755)
+        takes_none = write_program(tmp_path / "sudo", "#!/bin/sh\nexec cat\n")
         script = tmp_path / "clocks.sh"
         done = self.run(root, "echo", "started", power_limit_W=17, sudo=str(takes_none))
         assert (done.returncode, done.stdout) == (3, "")

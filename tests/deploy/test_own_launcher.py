@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.commands import finished
+from tests.support.scripts import GPU as NODES
 from tuner.deploy.launch_files import write_launch_files
-from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.knob_declarations import Knob
 from tuner.workload.scripts.command import Script
@@ -21,9 +21,7 @@ from tuner.workload.scripts.inspection import blank_job
 from tuner.workload.scripts.script_facts import Launcher, ScriptFacts
 from tuner.workload.scripts.script_job import ScriptJob
 
-GPU = Cluster(
-    "gpus", Device("H100", "cuda", 80 * 2**30, 1e15, 3e12, 70.0, 700.0), devices_per_node=8
-)
+GPU = replace(NODES, nodes=1)
 CONFIG = {"train_batch_size": 16, "train_micro_batch_size_per_gpu": 4}
 DEEPSPEED = ScriptFacts(
     "deepspeed", config=CONFIG, micro_batch=4, accumulation=1, follows=True, measured=True
@@ -158,7 +156,6 @@ def test_another_number_of_sruns_tasks(command: str, expected: str, folder: Path
     assert words == shlex.split(expected.replace("X", f"--ds {config}"))
     # Its own parser reads it as it was meant.
     again = Script(shlex.join(words), cwd=folder)
-    assert again.launcher is not None
     assert again.launcher.processes == 2
     assert again.words == tuple(config if word == "ds.json" else word for word in job.words)
     batch = (folder / "best" / "job.sbatch").read_text()
@@ -308,7 +305,7 @@ def test_the_hook_takes_sruns_numbers(folder: Path) -> None:
 )
 def test_a_command_of_two_nodes(command: str, folder: Path) -> None:
     (folder / "h.txt").write_text("a slots=8\nb slots=8\n")
-    cluster = replace(GPU, nodes=2)
+    cluster = NODES
     blank = blank_job(Script(command, cwd=folder), cluster, nodes=2)
     job = replace(blank, global_batch=64, steps=100, frame=DEEPSPEED)
 

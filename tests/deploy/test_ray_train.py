@@ -10,17 +10,15 @@ from typing import Any
 import pytest
 
 from tests.cluster.own_ray import OwnRay
-from tests.support.scripts import CPU, script_job
+from tests.support.scripts import CPU, GPU, script_job
 from tests.support.studies import modelled_study
 from tuner.cli.main import main
 from tuner.deploy.launch_files import Launch, write_launch_files
-from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import TrainingJob, load_job
 from tuner.workload.scripts.script_facts import ScriptFacts
 
-GPUS = Cluster("gpus", Device("H100", "cuda", 2**36, 1e15, 3e12, 70.0, 700.0), 8, nodes=2)
 FRAME = ScriptFacts(kind="torch", micro_batch=4, accumulation=2, counted=True)
 COMMAND = "--bs {micro_batch=4} --accum {gradient_accumulation=2}"
 
@@ -62,7 +60,7 @@ def built_in(**changes: Any) -> TrainingJob:
 
 def test_gpus_batch_and_deepspeed_of_the_configuration(tmp_path: Path) -> None:
     configuration = Configuration.of(data_parallel=16, micro_batch=2, zero_stage=1, clock_MHz=900)
-    answer = written((configuration, built_in(global_batch=64), GPUS), tmp_path)
+    answer = written((configuration, built_in(global_batch=64), GPU), tmp_path)
     assert answer["scaling_config"] == {
         "num_workers": 16,
         "use_gpu": True,
@@ -77,17 +75,17 @@ def test_gpus_batch_and_deepspeed_of_the_configuration(tmp_path: Path) -> None:
 
 
 def test_ranks_of_one_node_stay_on_one(tmp_path: Path) -> None:
-    answer = written((Configuration.of(data_parallel=4), built_in(), GPUS), tmp_path)
+    answer = written((Configuration.of(data_parallel=4), built_in(), GPU), tmp_path)
     assert answer["scaling_config"]["placement_strategy"] == "STRICT_PACK"
 
 
 def test_nodes_that_ray_train_would_fill_otherwise_are_refused(tmp_path: Path) -> None:
     """12 ranks were measured as 6 and 6; Ray would place 8 and 4."""
-    launch = Configuration.of(data_parallel=12, micro_batch=1), built_in(global_batch=12), GPUS
+    launch = Configuration.of(data_parallel=12, micro_batch=1), built_in(global_batch=12), GPU
     with pytest.raises(InputError, match="6 ranks on each of 2 nodes of 8 devices; choose a"):
         write_launch_files(launch, tmp_path / "new", ray_train=True)
     assert list(tmp_path.iterdir()) == []
-    write_launch_files((Configuration.of(data_parallel=4), built_in(), GPUS), tmp_path)
+    write_launch_files((Configuration.of(data_parallel=4), built_in(), GPU), tmp_path)
     before = {path: path.read_bytes() for path in tmp_path.iterdir()}
     with pytest.raises(InputError, match="6 ranks on each of 2 nodes"):
         write_launch_files(launch, tmp_path, ray_train=True)

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.commands import finished, write_program
+
 ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "docs" / "tune.sbatch"
 
@@ -37,9 +39,9 @@ def write_fakes(top: Path, fakes: dict[str, str], **variables: str) -> dict[str,
     folder = top / "bin"
     folder.mkdir()
     for name, body in fakes.items():
-        fake = folder / name
-        fake.write_text(f'#!/bin/bash\necho "{name} $*" | head -1 >> "$CALLS"\n{body}\n')
-        fake.chmod(0o755)
+        write_program(
+            folder / name, f'#!/bin/bash\necho "{name} $*" | head -1 >> "$CALLS"\n{body}\n'
+        )
     return {
         "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}",
         "CALLS": str(top / "calls"),
@@ -115,10 +117,7 @@ def test_a_head_whose_name_stands_on_loopback_is_reached_by_the_others(
 
 
 def test_a_head_without_an_address_is_one_sentence(environment: dict[str, str]) -> None:
-    done = subprocess.run(
-        ["bash", str(SCRIPT)], env=environment | {"ADDRESSES": "127.0.1.1"}, timeout=60,
-        check=False, capture_output=True, text=True,
-    )  # fmt: skip
+    done = finished(["bash", str(SCRIPT)], env=environment | {"ADDRESSES": "127.0.1.1"}, timeout=60)
     assert done.returncode == 1
     assert "n1 has no IPv4 address that other nodes reach" in done.stderr
     assert not ray_starts(environment)
@@ -129,10 +128,11 @@ def test_nodes_that_do_not_join_end_the_job(
     environment: dict[str, str], fewest: dict[str, str], code: int
 ) -> None:
     """The study ran on one node of four, and the job had ended well."""
-    done = subprocess.run(
-        ["bash", str(SCRIPT)], env=environment | {"JOINED": "2", "RAY_WAIT_S": "0.1", **fewest},
-        timeout=60, check=False, capture_output=True, text=True,
-    )  # fmt: skip
+    done = finished(
+        ["bash", str(SCRIPT)],
+        env=environment | {"JOINED": "2", "RAY_WAIT_S": "0.1", **fewest},
+        timeout=60,
+    )
     assert done.returncode == code
     assert ("2 of 3 nodes joined Ray" in done.stderr) == bool(code)
     assert any(call.startswith("tuner optimize") for call in calls(environment)) != bool(code)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.commands import finished
 from tests.support.scripts import CPU, script_job
 from tuner.deploy.launch_files import write_launch_files
 from tuner.search_spaces.configuration import Configuration
@@ -40,14 +41,7 @@ def launched(
     write_launch_files(launch, out)
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     environ = {n: text for n, text in os.environ.items() if n != "PYTHONPATH"}
-    return subprocess.run(
-        [out / "launch.sh"],
-        env={**environ, "PATH": path, **env},
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd="/",
-    )
+    return finished([out / "launch.sh"], env={**environ, "PATH": path, **env}, cwd="/")
 
 
 def test_todays_configuration_is_the_command_as_typed(tmp_path: Path) -> None:
