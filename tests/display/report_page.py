@@ -1,79 +1,67 @@
-"""Report in a real browser: where its plot begins, and what its console says."""
+"""Report in a real browser, and what a script of a test in it answers."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from html import unescape
 from pathlib import Path
+from typing import Any
 
 from tests.support.browser import dump_dom
 from tuner.display.report import write_report
 from tuner.result import Result
+from tuner.workload.records.probe import ProbeRecord
 
-_ASK = """
-<script>
+#: Counts alerts, which a text of the user's may raise; runs the body of an async function once the
+#: page is drawn, and shows what it returns.
+_ASK = """<script>
+window.alert = () => { window.alerts = (window.alerts || 0) + 1; };
 window.addEventListener("load", async () => {
   const wait = (ms) => new Promise((done) => setTimeout(done, ms));
   await wait(900);
-  const front = document.getElementById("plot-front");
-  const shown = () => front.data.filter((t) => t.visible !== false && t.name).map((t) => t.name);
-  const begins = front.getBoundingClientRect().top + window.scrollY;
-  const before = shown();
-  const more = document.getElementById("front-more");
-  if (more) more.click();
-  await wait(300);
-  const point = JSON.parse(document.getElementById("front-points").textContent)[0];
-  front.emit("plotly_click", { points: [{ x: point.place[0], y: point.place[1] }] });
-  const tile = document.querySelector('[data-tile="Time"] .value').textContent;
-  parent.postMessage(JSON.stringify({ begins, before, after: shown(), tile,
-    asked: point.tiles.Time[0], left: document.documentElement.scrollWidth - innerWidth }), "*");
+  const answer = JSON.stringify(await (async () => { BODY })());
+  if (parent !== window) return parent.postMessage(answer, "*");
+  const shown = document.createElement("pre");
+  shown.id = "self-check";
+  shown.textContent = answer;
+  document.body.append(shown);
 });
 </script>
 """
+#: A headless window is at least 500 pixels wide, so a narrower one is a frame.
+_FRAME = """<iframe src="report.html" style="border:0;width:{0}px;height:{1}px"></iframe>
+<pre id="self-check"></pre><script>addEventListener("message", (e) => {{
+  document.getElementById("self-check").textContent = e.data; }});</script>"""
 
 
-@dataclass(frozen=True)
-class Looked:
-    """One page in one window.
+def answer_of_page(
+    result: Result,
+    folder: Path,
+    script: str,
+    *,
+    records: Sequence[ProbeRecord] = (),
+    width: int = 1200,
+    framed: tuple[int, int] | None = None,
+    dark: bool = False,
+    wait_ms: int = 9000,
+) -> Any:
+    """Open the report of a result, and return what a script in it returns.
 
-    Attributes:
-        begins_px: where the plot begins.
-        before, after: what the front shows at first, and with its box ticked.
-        filled: whether a click on a point put its time into the tile.
-        sideways_px: by how much the page is wider than the window.
-        errors: lines of the console.
+    Args:
+        script: the body of a function, which may `await wait(MS)`.
+        framed: width and height of the frame in which the page is, instead of the window.
     """
-
-    begins_px: float
-    before: Sequence[str]
-    after: Sequence[str]
-    filled: bool
-    sideways_px: float
-    errors: Sequence[str]
-
-
-def look(result: Result, folder: Path, screen: tuple[int, int], *, dark: bool = False) -> Looked:
-    """Open the report of a result in a window of this size and ask the page."""
-    page, (width, height) = folder / "report.html", screen
-    write_report(result, page)
-    text = page.read_text("utf-8").replace("</head>", _ASK + "</head>", 1)
-    page.write_text(text, encoding="utf-8")
-    frame = folder / "frame.html"  # a headless window is at least 500 pixels wide
-    frame.write_text(
-        f"""<iframe src="report.html" style="border:0;width:{width}px;height:{height}px"></iframe>
-        <pre id="answer"></pre><script>addEventListener("message", (e) => {{
-          document.getElementById("answer").textContent = e.data; }});</script>""",
-        encoding="utf-8",
-    )
-    dom, errors = dump_dom(frame, width=width + 50, wait_ms=9000, dark=dark)
-    found = re.search(r'<pre id="answer">(.+?)</pre>', dom, re.DOTALL)
-    if found is None:
-        raise RuntimeError(f"the page did not answer: {errors}")
-    said: Mapping = json.loads(unescape(found[1]))
-    filled = said["tile"].split() == said["asked"].split()
-    return Looked(
-        said["begins"], said["before"], said["after"], filled, said["left"], tuple(errors)
-    )
+    page, frame = folder / "report.html", folder / "frame.html"
+    write_report(result, page, records=records)
+    asking = _ASK.replace("BODY", script)
+    page.write_text(page.read_text("utf-8").replace("</head>", asking + "</head>", 1), "utf-8")
+    if framed is not None:
+        width = framed[0] + 400
+        frame.write_text(_FRAME.format(*framed), "utf-8")
+    dom, console = dump_dom(frame if framed else page, width=width, wait_ms=wait_ms, dark=dark)
+    assert not console, console
+    found = re.search(r'<pre id="self-check">(.+?)</pre>', dom, re.DOTALL)
+    assert found, "the page's own check never finished"
+    return json.loads(unescape(found[1]))

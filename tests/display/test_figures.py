@@ -164,7 +164,6 @@ def test_the_band_and_the_predicted_points_are_drawn() -> None:
     )
     result = replace(result, attainment=attained(result), predicted=(maybe,))
     figure = front_figure(result)
-    assert figure is not None
     traces = {trace.name: trace for trace in figure.data}
     band = traces["80 % band of the true front"]
     assert band.fill == "tonexty"
@@ -206,9 +205,7 @@ def test_each_sentence_of_a_verified_study_stands_on_the_page_once(tmp_path) -> 
     result = run_replay(
         write_table(tmp_path / "t", toml=toml), runs_dir=tmp_path / "runs", max_probes=20
     )
-    assert result.verification is not None
     assert result.verification.probes
-    assert result.report_path is not None
     page = re.sub(r"<script.*?</script>", "", result.report_path.read_text(), flags=re.DOTALL)
     texts = [unescape(text).strip() for text in re.split(r"<[^>]*>", page)]
     parts = [part for text in texts for part in re.split(r"(?<=\.) ", text)]

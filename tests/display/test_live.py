@@ -91,7 +91,6 @@ def test_estimated_energies_are_marked_where_the_mark_changes() -> None:
     lines = EventLines(verbose=False)
     ended = next(event for event in events() if event.record is not None)
     record = ended.record
-    assert record is not None
     marks = []
     for estimated in (True, True, False, True):
         meter = replace(record.meter, estimated=estimated)

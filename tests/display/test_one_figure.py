@@ -52,7 +52,6 @@ def searched_study() -> Result:
 def test_one_saving_is_shown_for_the_choice(show) -> None:  # type: ignore[no-untyped-def]
     result = searched_study()
     advice = result.recommendation
-    assert advice is not None
     assert advice.point is result.best
     assert advice.energy is not None
     assert advice.time is not None
@@ -67,7 +66,6 @@ def test_one_saving_is_shown_for_the_choice(show) -> None:  # type: ignore[no-un
 
 def budget(result: Result) -> float:
     """The least budget that the choice meets."""
-    assert result.best is not None
     return result.best.energy_to_solution_kJ * 1.0001
 
 
@@ -105,7 +103,6 @@ def test_figures_on_a_busy_machine_are_those_of_the_windows(surface: str) -> Non
     text = SURFACES[surface](result)
     units = View(result).units
     for point in (result.baseline, result.best):
-        assert point is not None
         assert number(point.time_to_solution_s / units.s) in text
         counts = number(point.inferred.time_to_solution_s / units.s)
         assert text.count(counts) <= text.count("The verdict counts")  # in that sentence alone
@@ -148,7 +145,6 @@ def test_a_quiet_machine_needs_no_word_on_its_noise() -> None:
 
 def test_a_busy_machine_is_the_cause_that_the_headline_names() -> None:
     result = noisy_study({0: (0.25, 0.41), 1: (0.24, 0.40), 2: (0.26,)}, 0.63)
-    assert result.recommendation is not None
     assert result.recommendation.action == "keep"
     assert headline(result).endswith(
         "other processes used 63 % of the cores: measure again when it is quiet "
@@ -192,8 +188,6 @@ def test_one_unit_for_the_whole_answer() -> None:
         for point in result.points
     ]
     by_name = {point.configuration: point for point in larger}
-    assert result.best is not None
-    assert result.baseline is not None
     result = replace(
         result,
         points=tuple(larger),

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Sequence
 from dataclasses import replace
-from html import unescape
 from pathlib import Path
 
 import pytest
 
-from tests.display.report_page import look
-from tests.support.browser import draw_figure, dump_dom
+from tests.display.report_page import answer_of_page
+from tests.support.browser import draw_figure
 from tests.support.results import (
     attained,
     hostile_result,
@@ -23,7 +20,6 @@ from tests.support.results import (
 )
 from tuner.answer.parts import Explanation, KnobEffect
 from tuner.display.plots import front_figure
-from tuner.display.report import write_report
 from tuner.result import Result
 from tuner.search_spaces.configuration import Configuration
 from tuner.workload.records.probe import ProbeRecord
@@ -33,10 +29,6 @@ pytestmark = pytest.mark.needs("chromium")
 # Asks the page itself, once it is drawn: what Plotly drew, what a hover over a point of the front
 # shows, and what the page becomes on paper.
 CHECK = """
-<script>
-window.addEventListener("load", async () => {
-  const wait = (ms) => new Promise((done) => setTimeout(done, ms));
-  await wait(600);
   const plots = [...document.querySelectorAll(".plot")];
   const front = document.getElementById("plot-front");
   const curve = front.data.findIndex((t) => t.name === "front");
@@ -54,24 +46,11 @@ window.addEventListener("load", async () => {
   window.dispatchEvent(new Event("afterprint"));
   await wait(300);
   const back = front.querySelector("svg.main-svg").clientWidth - front.clientWidth;
-  const report = document.createElement("pre");
-  report.id = "self-check";
-  report.textContent = JSON.stringify(
-    { drawn, filled, hover, asked, wide, paper, folded, back, alerts: window.alerts || 0 });
-  document.body.append(report);
-});
-window.alert = () => { window.alerts = (window.alerts || 0) + 1; };
-</script>
+  return { drawn, filled, hover, asked, wide, paper, folded, back, alerts: window.alerts || 0 };
 """
-
-
-# What sticks out of the page sideways once it is drawn and all is unfolded, told to the frame that
-# holds it. Preformatted logs may scroll inside themselves.
-FRAMED = """
-<script>
-window.addEventListener("load", async () => {
-  const wait = (ms) => new Promise((done) => setTimeout(done, ms));
-  await wait(800);
+# What sticks out of the page sideways once it is drawn and all is unfolded. Preformatted logs may
+# scroll inside themselves.
+OVERFLOW = """
   document.querySelectorAll("details").forEach((part) => (part.open = true));
   await wait(300);
   const width = document.documentElement.clientWidth;
@@ -80,25 +59,25 @@ window.addEventListener("load", async () => {
     .map((e) => e.tagName + "." + e.className + " " + e.textContent.slice(0, 40));
   const plots = [...document.querySelectorAll(".plot svg.main-svg")]
     .filter((e) => e.getBoundingClientRect().right > width + 1).map(() => "plot");
-  parent.postMessage(JSON.stringify({ inner: width, over: [...over, ...plots],
-    wide: document.documentElement.scrollWidth - width }), "*");
-});
-</script>
+  return { inner: width, over: [...over, ...plots],
+    wide: document.documentElement.scrollWidth - width };
 """
-
-
-def check(
-    path: Path, result: Result, width: int = 1200, records: Sequence[ProbeRecord] | None = None
-) -> dict:
-    write_report(result, path, records=records_of(result) if records is None else records)
-    page = path.read_text("utf-8").replace("</head>", CHECK + "</head>", 1)
-    path.write_text(page, encoding="utf-8")
-    dom, console = dump_dom(path, width=width, wait_ms=8000)
-    assert not console, console
-    found = re.search(r'<pre id="self-check">(.*?)</pre>', dom, re.DOTALL)
-    assert found, "the page's own check never finished"
-    said: dict = json.loads(unescape(found[1]))
-    return said
+# Where the plot begins, what the front shows before and after its box is ticked, and what a click
+# on a point puts into the tile of its time.
+FRONT = """
+  const front = document.getElementById("plot-front");
+  const shown = () => front.data.filter((t) => t.visible !== false && t.name).map((t) => t.name);
+  const begins = front.getBoundingClientRect().top + window.scrollY;
+  const before = shown();
+  const more = document.getElementById("front-more");
+  if (more) more.click();
+  await wait(300);
+  const point = JSON.parse(document.getElementById("front-points").textContent)[0];
+  front.emit("plotly_click", { points: [{ x: point.place[0], y: point.place[1] }] });
+  const tile = document.querySelector('[data-tile="Time"] .value').textContent;
+  return { begins, before, after: shown(), tile, asked: point.tiles.Time[0],
+    left: document.documentElement.scrollWidth - innerWidth };
+"""
 
 
 @pytest.mark.parametrize(
@@ -113,7 +92,8 @@ def check(
     ],
 )
 def test_report_in_a_browser(make, width: int, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    said = check(tmp_path / "report.html", make(), width)
+    result = make()
+    said = answer_of_page(result, tmp_path, CHECK, records=records_of(result), width=width)
     assert said["drawn"]
     assert all(said["drawn"])
     assert all(said["filled"])
@@ -147,7 +127,7 @@ def full_result(run_dir: Path) -> tuple[Result, list[ProbeRecord]]:
 def test_every_part_of_a_report_is_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tuner.display.plots.explained", explanation)
     result, records = full_result(tmp_path)
-    said = check(tmp_path / "report.html", result, 1200, records)
+    said = answer_of_page(result, tmp_path, CHECK, records=records)
     assert len(said["drawn"]) >= 5
     assert all(said["drawn"])
     assert all(said["filled"])
@@ -169,32 +149,10 @@ def test_at_the_width_of_a_phone_nothing_overflows(
     monkeypatch.setattr("tuner.display.plots.explained", explanation)
     # A headless window is at least 500 pixels wide, so the page is looked at in a frame of 375.
     result, records = full_result(tmp_path)
-    said = check_in_frame(tmp_path, result, records, 375)
+    said = answer_of_page(result, tmp_path, OVERFLOW, records=records, framed=(375, 800))
     assert said["inner"] == 375
     assert said["wide"] <= 0, "the page scrolls sideways"
     assert not said["over"], "these parts stick out"
-
-
-def check_in_frame(
-    folder: Path, result: Result, records: Sequence[ProbeRecord], width: int
-) -> dict:
-    """What the report says of itself inside a frame of that width, in CSS pixels."""
-    write_report(result, folder / "report.html", records=records)
-    page = (folder / "report.html").read_text("utf-8").replace("</head>", FRAMED + "</head>", 1)
-    (folder / "report.html").write_text(page, encoding="utf-8")
-    (folder / "frame.html").write_text(
-        f"""<iframe src="report.html" style="border:0;width:{width}px;height:800px"></iframe>
-        <pre id="self-check"></pre>
-        <script>addEventListener("message", (e) => {{
-          document.getElementById("self-check").textContent = e.data; }});</script>""",
-        encoding="utf-8",
-    )
-    dom, console = dump_dom(folder / "frame.html", width=800, wait_ms=8000)
-    assert not console, console
-    found = re.search(r'<pre id="self-check">(.+?)</pre>', dom, re.DOTALL)
-    assert found, "the page's own check never finished"
-    said: dict = json.loads(unescape(found[1]))
-    return said
 
 
 @pytest.mark.parametrize(
@@ -210,16 +168,16 @@ def test_the_front_comes_first(
     screen: tuple[int, int], most_px: int, dark: bool, tmp_path: Path
 ) -> None:
     result = large_result()
-    found = look(replace(result, attainment=attained(result)), tmp_path, screen, dark=dark)
-    assert found.begins_px < most_px
-    assert set(found.before) == {"front", "today", "recommended"}
+    result = replace(result, attainment=attained(result))
+    said = answer_of_page(result, tmp_path, FRONT, framed=screen, dark=dark)
+    assert said["begins"] < most_px
+    assert set(said["before"]) == {"front", "today", "recommended"}
     more = ("dominated points", "80 % band of the true front", "its median")
-    added = [name for name in found.after if name not in found.before]
+    added = [name for name in said["after"] if name not in said["before"]]
     assert len(added) == 3
     assert all(name.startswith(more) for name in added)
-    assert found.filled
-    assert not found.errors
-    assert found.sideways_px <= 0
+    assert said["tile"].split() == said["asked"].split()
+    assert said["left"] <= 0
 
 
 def test_of_two_points_no_band_is_drawn() -> None:
