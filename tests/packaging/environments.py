@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import sysconfig
 import venv
 from pathlib import Path
+
+from tests.support.commands import finished
 
 
 def clean_environment(home: Path) -> dict[str, str]:
@@ -19,15 +20,7 @@ def clean_environment(home: Path) -> dict[str, str]:
 
 def run(command: list[str | Path], cwd: Path, *, timeout: float = 280) -> str:
     """Return the standard output of a command, which must succeed."""
-    done = subprocess.run(
-        command,
-        cwd=cwd,
-        env=clean_environment(cwd),
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
+    done = finished(command, cwd=cwd, env=clean_environment(cwd), timeout=timeout)
     assert done.returncode == 0, f"{command}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     return done.stdout
 

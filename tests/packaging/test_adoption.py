@@ -15,7 +15,6 @@ import pytest
 
 from benchmarks.figures import ROOT
 from tests.packaging import builds
-from tests.test_docs import PAGES, PARSED, RUN, blocks_of
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 #: Extras that others are made of, or that only this repository's own work needs.
@@ -52,19 +51,6 @@ def test_the_version_is_that_of_the_changelog() -> None:
     assert latest.split()[1] == PROJECT["version"]
 
 
-def test_each_interpreter_is_found_or_missing_with_a_reason() -> None:
-    found = builds.find_interpreters()
-    assert [each.version for each in found] == list(builds.PYTHONS)
-    for each in found:
-        assert (each.path is None) == bool(each.why_not)
-    assert any(each.path for each in found)
-
-
-def test_no_page_has_a_block_that_no_test_reads() -> None:
-    known = {*RUN, *PARSED}
-    assert all(block.kind in known for page in PAGES for block in blocks_of(page))
-
-
 @pytest.mark.long
 @pytest.mark.usefixtures("index")
 def test_the_archives_pass_twine(built: builds.Built, tmp_path: Path) -> None:
@@ -82,15 +68,6 @@ def test_the_archives_pass_twine(built: builds.Built, tmp_path: Path) -> None:
 )
 def test_the_core_has_wheels(version: str, machine: str, tmp_path: Path) -> None:
     assert builds.resolves(version, machine, tmp_path) == ""
-
-
-@pytest.mark.long
-@pytest.mark.usefixtures("index")
-def test_a_requirement_without_a_wheel_is_noticed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(builds, "core_requirements", lambda: ["docopt"])  # sources alone
-    assert "docopt" in builds.resolves("3.11", "aarch64", tmp_path)
 
 
 @pytest.mark.long

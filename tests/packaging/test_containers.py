@@ -11,7 +11,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator
@@ -22,6 +21,8 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from tests.support.commands import finished
 
 ROOT = Path(__file__).resolve().parents[2]
 CONTAINERFILE = ROOT / "contrib" / "containers" / "Containerfile"
@@ -51,11 +52,8 @@ class Builder:
 
     def __call__(self, command: str, *words: str | Path) -> str:
         """Return the standard output of a subcommand, which must succeed."""
-        done = subprocess.run(
-            ["buildah", *self._places, "--storage-driver", "vfs", command, *map(str, words)],
-            capture_output=True,
-            text=True,
-            check=False,
+        done = finished(
+            ["buildah", *self._places, "--storage-driver", "vfs", command, *map(str, words)]
         )
         assert done.returncode == 0, (
             f"buildah {command}: {done.stdout[-3000:]}{done.stderr[-3000:]}"
@@ -101,7 +99,7 @@ def copy(source: Path, target: Path) -> None:
 
 def libraries(binaries: Iterable[Path]) -> set[Path]:
     """Return the shared libraries that binaries load from this machine, and its loader."""
-    done = subprocess.run(["ldd", *map(str, binaries)], capture_output=True, text=True, check=False)
+    done = finished(["ldd", *map(str, binaries)])
     return {Path(path) for path in re.findall(r"(/\S+\.so\S*) \(0x", done.stdout)}
 
 
@@ -148,7 +146,6 @@ def write_file_system(folder: Path, binaries: list[Path]) -> None:
 
 def base_name() -> str:
     found = re.search(r"^ARG BASE=(\S+)$", CONTAINERFILE.read_text(), re.M)
-    assert found is not None
     return found[1]
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+
+from tests.support.commands import finished
 
 ROOT = Path(__file__).parents[2]
 #: Doctor on a node of two made-up GPUs of AMD.
@@ -40,7 +41,7 @@ def run(command: Sequence[str], site: Path | None = None) -> str:
     if site is not None:
         environ |= {"PYTHONPATH": str(site)}
         environ.pop("CUDA_VISIBLE_DEVICES", None)
-    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
+    done = finished(command, cwd=ROOT, env=environ)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -17,6 +17,8 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
+from tests.support.commands import finished, write_program
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -25,16 +27,12 @@ def make(folder: Path, *words: str, path: str) -> subprocess.CompletedProcess[st
     for name in ("Makefile", "pyproject.toml", "constraints.txt"):
         shutil.copy(ROOT / name, folder)
     command = [shutil.which("make") or "make", *words]
-    return subprocess.run(
-        command, cwd=folder, env={"PATH": path}, capture_output=True, text=True, check=False
-    )
+    return finished(command, cwd=folder, env={"PATH": path})
 
 
 def interpreter(folder: Path, name: str, code: int) -> None:
     """Make a stand-in for a Python that answers the Makefile's question with an exit code."""
-    program = folder / name
-    program.write_text(f"#!/bin/sh\nexit {code}\n")
-    program.chmod(0o755)
+    write_program(folder / name, f"#!/bin/sh\nexit {code}\n")
 
 
 def test_the_first_interpreter_that_fits_is_taken(tmp_path: Path) -> None:
@@ -71,8 +69,9 @@ def test_a_search_installs_less_than_the_tests(tmp_path: Path) -> None:
 def test_what_pip_builds_with_is_pinned_too(target: str, tmp_path: Path) -> None:
     program = tmp_path / ".venv" / "bin" / "python"
     program.parent.mkdir(parents=True)
-    program.write_text('#!/bin/sh\necho "$PIP_CONSTRAINT $PIP_BUILD_CONSTRAINT" > pinned; exit 1\n')
-    program.chmod(0o755)
+    write_program(
+        program, '#!/bin/sh\necho "$PIP_CONSTRAINT $PIP_BUILD_CONSTRAINT" > pinned; exit 1\n'
+    )
     make(tmp_path, "PYTHON=python3", target, path="/usr/bin:/bin")
     assert (tmp_path / "pinned").read_text().split() == ["constraints.txt"] * 2
     assert "setuptools==" in (tmp_path / "constraints.txt").read_text()

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.packaging.environments import clean_environment
+from tests.support.commands import finished
 
 ROOT = Path(__file__).resolve().parents[2]
 BUILD = "from setuptools import build_meta; build_meta.build_wheel({folder!r})"
@@ -22,7 +23,7 @@ def git(*words: str | Path, cwd: Path) -> None:
 def test_every_link_leads_to_a_file_of_the_repository() -> None:
     """One that a test once made led to a folder of its author, which others may not read."""
     words = ["git", "-c", "safe.directory=*", "ls-files", "--stage"]
-    listed = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False).stdout
+    listed = finished(words, cwd=ROOT).stdout
     links = [ROOT / line.split("\t")[1] for line in listed.splitlines() if line[:6] == "120000"]
     for link in links or [ROOT / "tuner" / "models"]:  # an archive without a history
         assert not link.readlink().is_absolute(), link
@@ -41,14 +42,11 @@ def test_a_build_without_links_fails_in_a_sentence(clone: Path, tmp_path: Path) 
     assert (without / "tuner" / "models").read_text() == "../models"
 
     def build() -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
+        return finished(
             [sys.executable, "-c", BUILD.format(folder=str(tmp_path / "wheels"))],
             cwd=without,
             env=clean_environment(tmp_path),
-            capture_output=True,
-            text=True,
             timeout=280,
-            check=False,
         )
 
     failed = build()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import textwrap
 import tomllib
@@ -12,6 +11,7 @@ from types import ModuleType
 import pytest
 
 from tests.by_path import module_at
+from tests.support.commands import finished
 
 ROOT = Path(__file__).resolve().parents[2]
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
@@ -43,13 +43,7 @@ def test_the_notes_of_this_version_are_one_screen(release: ModuleType) -> None:
 @pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_a_release_is_made_and_nothing_is_uploaded(release: ModuleType) -> None:
-    done = subprocess.run(
-        [sys.executable, ROOT / ".ci" / "release.py"],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=1700,
-    )
+    done = finished([sys.executable, ROOT / ".ci" / "release.py"], timeout=1700)
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.endswith("Nothing was uploaded.\n")
     assert "the lowest versions" in done.stdout

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import stat
-import subprocess
 import sys
 import tarfile
 import zipfile
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.packaging.environments import clean_environment, environment_with, run
+from tests.support.commands import finished
 
 SOURCE_ARCHIVE = "from setuptools import build_meta; build_meta.build_sdist({folder!r})"
 
@@ -89,15 +89,7 @@ def test_the_installed_command_runs_without_the_repository(installed: Path, tmp_
     assert (tmp_path / "runs" / "plan" / "report.html").stat().st_size > 100_000
     run([installed / "bin" / "python", "-c", "import tuner.testing.meters"], tmp_path)
     # Also on a machine with nothing to tune, which exit code 1 says.
-    doctor = subprocess.run(
-        [tuner, "doctor"],
-        cwd=tmp_path,
-        env=clean_environment(tmp_path),
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    doctor = finished([tuner, "doctor"], cwd=tmp_path, env=clean_environment(tmp_path), timeout=120)
     assert doctor.returncode in (0, 1), doctor.stderr
     assert "Traceback" not in doctor.stderr
 
