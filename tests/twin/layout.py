@@ -7,7 +7,7 @@ from typing import Any
 
 MAGIC = 0x4E495754
 MAX_GPUS, MAX_CLOCKS, MAX_MEMORY_CLOCKS, MAX_PROCESSES, MAX_RANKS = 16, 256, 8, 16, 16
-MAX_FAULTS, MAX_LOG, MAX_CLIENTS, MAX_XIDS = 128, 1024, 64, 64
+MAX_FAULTS, MAX_LOG, MAX_CLIENTS = 128, 1024, 64
 MAX_WORK, KEPT_STEPS = 64, 8
 RING, MAX_ROWS, COLUMNS = 4096, 6000, 10
 
@@ -63,12 +63,6 @@ class Entry(ctypes.Structure):
     """A setter that went through."""
 
     _fields_ = [("name", ctypes.c_char * 56), *_d("time_s"), *_i("pid gpu a b")]
-
-
-class Xid(ctypes.Structure):
-    """A reported Xid error."""
-
-    _fields_ = _i("gpu code")
 
 
 class Gpu(ctypes.Structure):
@@ -133,8 +127,6 @@ class Node(ctypes.Structure):
         *_t("driver_version"),
         *_i("fault_count log_count client_count"),
         ("client", ctypes.c_int64 * MAX_CLIENTS),
-        *_i("xid_count"),
-        ("xid", Xid * MAX_XIDS),
         *_i("cores"),
         ("fault", Fault * MAX_FAULTS),
         ("log", Entry * MAX_LOG),

@@ -149,13 +149,6 @@ class TwinNode(NodeState):
             device.repaired[1] += uncorrected
             device.repair_pending = int(bool(device.repair_pending or uncorrected))
 
-    def xid(self, code: int, gpu: int = 0) -> None:
-        """Report a critical Xid error to the event sets that wait for it."""
-        with self._locked() as state:
-            entry = state.xid[state.xid_count % layout.MAX_XIDS]
-            entry.gpu, entry.code = gpu, code
-            state.xid_count += 1
-
     def play(self, gpu: int, rows: Sequence[Sequence[float]], errors: Sequence[int] = ()) -> None:
         """Answer with recorded readings from now on (`tests.twin.replay`).
 

@@ -5,7 +5,6 @@ Every figure of the GPU path that is tested on the twin rests on these.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import subprocess
@@ -113,15 +112,6 @@ class TestAbi:
         with pytest.raises(pynvml.NVMLError_InvalidArgument):
             pynvml.nvmlDeviceGetHandleByIndex(2)
 
-    def test_lists_processes_of_both_kinds(self, twin_node: Make) -> None:
-        node = twin_node()
-        handle = opened()
-        assert pynvml.nvmlDeviceGetComputeRunningProcesses(handle) == []
-        node.processes(0, compute=[(11, 2**30), (12, 2**20)], graphics=[(77, 2**28)])
-        compute = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
-        assert [(p.pid, p.usedGpuMemory) for p in compute] == [(11, 2**30), (12, 2**20)]
-        assert [p.pid for p in pynvml.nvmlDeviceGetGraphicsRunningProcesses(handle)] == [77]
-
     def test_is_found_by_the_loader_in_another_process(self, tmp_path: Path) -> None:
         node = TwinNode(tmp_path / "node", [TwinGpu(), TwinGpu()], virtual_time=False)
         code = (
@@ -177,27 +167,8 @@ class TestProcesses:
         assert status == pynvml.NVML_ERROR_UNKNOWN % 256
         assert node.descriptor_losses == 1
 
-    def test_a_shut_down_nvml_answers_nothing(self, twin_node: Make) -> None:
-        twin_node()
-        opened()
-        pynvml.nvmlShutdown()
-        with pytest.raises(pynvml.NVMLError_Uninitialized):
-            pynvml.nvmlDeviceGetCount()
-        with pytest.raises(pynvml.NVMLError_Uninitialized):
-            pynvml.nvmlShutdown()
-
 
 class TestFaults:
-    def test_an_injected_error_comes_when_and_where_it_was_ordered(self, twin_node: Make) -> None:
-        node = twin_node(TwinGpu(), TwinGpu())
-        first, second = opened(0), opened(1)
-        node.fail("nvmlDeviceGetTemperature", pynvml.NVML_ERROR_UNKNOWN, first=2, times=1, gpu=1)
-        pynvml.nvmlDeviceGetTemperature(second, 0)
-        pynvml.nvmlDeviceGetTemperature(first, 0)
-        with pytest.raises(pynvml.NVMLError):
-            pynvml.nvmlDeviceGetTemperature(second, 0)
-        pynvml.nvmlDeviceGetTemperature(second, 0)
-
     def test_setters_need_permission_and_leave_a_log(self, twin_node: Make) -> None:
         node = twin_node(root=False)
         handle = opened()
@@ -214,30 +185,6 @@ class TestFaults:
         with pytest.raises(pynvml.NVMLError_InvalidArgument):
             pynvml.nvmlDeviceSetPowerManagementLimit(handle, 900_000)
 
-    def test_a_lost_gpu_is_lost(self, twin_node: Make) -> None:
-        node = twin_node(TwinGpu(), TwinGpu())
-        first, second = opened(0), opened(1)
-        node.set(1, lost=1)
-        pynvml.nvmlDeviceGetTemperature(first, 0)
-        with pytest.raises(pynvml.NVMLError_GpuIsLost):
-            pynvml.nvmlDeviceGetTemperature(second, 0)
-
-    def test_a_gpu_that_cannot_be_opened_is_counted(self, twin_node: Make) -> None:
-        node = twin_node(TwinGpu(), TwinGpu(uuid="GPU-b"), TwinGpu(), TwinGpu())
-        node.set(1, open_error=pynvml.NVML_ERROR_NO_PERMISSION)
-        node.set(2, lost=1)
-        node.fail("nvmlDeviceGetHandleByIndex", pynvml.NVML_ERROR_UNKNOWN, gpu=3)
-        opened(0)
-        assert pynvml.nvmlDeviceGetCount() == 4
-        with pytest.raises(pynvml.NVMLError_NoPermission):
-            pynvml.nvmlDeviceGetHandleByIndex(1)
-        with pytest.raises(pynvml.NVMLError_NoPermission):
-            pynvml.nvmlDeviceGetHandleByUUID("GPU-b")
-        with pytest.raises(pynvml.NVMLError_GpuIsLost):
-            pynvml.nvmlDeviceGetHandleByIndex(2)
-        with pytest.raises(pynvml.NVMLError_Unknown):
-            pynvml.nvmlDeviceGetHandleByIndex(3)
-
     def test_starting_nvml_and_each_call_take_their_time(self, twin_node: Make) -> None:
         slow = TwinGpu(persistence=False, start_s=2.0)
         node = twin_node(slow, slow, TwinGpu(), init_s=0.5, call_s=0.01)
@@ -246,13 +193,6 @@ class TestFaults:
         assert node.clock() - began_s == pytest.approx(4.51)
         pynvml.nvmlDeviceGetCount()
         assert node.clock() - began_s == pytest.approx(4.52)
-
-    def test_a_call_takes_its_time_also_where_time_is_real(self, twin_node: Make) -> None:
-        node = twin_node(virtual_time=False, call_s=0.02)
-        handle, began_s = opened(), node.clock()
-        for _ in range(5):
-            pynvml.nvmlDeviceGetTemperature(handle, 0)
-        assert node.clock() - began_s >= 0.1
 
     def test_settings_are_lost_with_the_last_client_unless_the_driver_persists(
         self, twin_node: Make
@@ -278,71 +218,6 @@ class TestFaults:
         assert node.locked_MHz(2) is None
         in_child(lock)  # which ends without closing NVML
         assert [node.locked_MHz(gpu) for gpu in range(3)] == [None, (900, 900), None]
-
-    @pytest.mark.parametrize("compute", [(8, 0), (7, 0)])
-    def test_errors_of_the_memory_are_counted(
-        self, twin_node: Make, compute: tuple[int, int]
-    ) -> None:
-        node = twin_node(TwinGpu(compute=compute, persistence=False), TwinGpu(has_ecc=False))
-        handle, without = opened(0), opened(1)
-
-        def errors(handle: Any, kind: int, counter: int = pynvml.NVML_VOLATILE_ECC) -> int:
-            count: int = pynvml.nvmlDeviceGetTotalEccErrors(handle, kind, counter)
-            return count
-
-        node.ecc_error(corrected=3, uncorrected=1)
-        assert [errors(handle, kind) for kind in (0, 1)] == [3, 1]
-        field = pynvml.NVML_FI_DEV_ECC_DBE_VOL_TOTAL
-        assert pynvml.nvmlDeviceGetFieldValues(handle, [field])[0].value.ullVal == 1
-        if compute == (8, 0):
-            assert pynvml.nvmlDeviceGetRemappedRows(handle) == (0, 1, 1, 0)
-            with pytest.raises(pynvml.NVMLError_NotSupported):
-                pynvml.nvmlDeviceGetRetiredPages(handle, 1)
-        else:
-            assert len(pynvml.nvmlDeviceGetRetiredPages(handle, 1)) == 1
-            assert pynvml.nvmlDeviceGetRetiredPagesPendingStatus(handle) == 1
-            with pytest.raises(pynvml.NVMLError_NotSupported):
-                pynvml.nvmlDeviceGetRemappedRows(handle)
-        with pytest.raises(pynvml.NVMLError_NotSupported):
-            errors(without, 1)
-        while True:  # the driver forgets its volatile counters with its last client
-            try:
-                pynvml.nvmlShutdown()
-            except pynvml.NVMLError_Uninitialized:
-                break
-        handle = opened(0)
-        assert (errors(handle, 1), errors(handle, 1, pynvml.NVML_AGGREGATE_ECC)) == (0, 1)
-
-    def test_a_waiting_event_set_gets_the_xid_of_its_gpu(self, twin_node: Make) -> None:
-        node = twin_node(TwinGpu(), TwinGpu())
-        handle = opened(1)
-        events = pynvml.nvmlEventSetCreate()
-        pynvml.nvmlDeviceRegisterEvents(handle, pynvml.nvmlEventTypeXidCriticalError, events)
-        node.xid(31, gpu=0)
-        node.xid(94, gpu=1)
-        event = pynvml.nvmlEventSetWait_v2(events, 1000)
-        assert (event.eventData, pynvml.nvmlDeviceGetIndex(event.device)) == (94, 1)
-        before_s = node.clock()
-        with pytest.raises(pynvml.NVMLError_Timeout):
-            pynvml.nvmlEventSetWait_v2(events, 1000)
-        assert node.clock() - before_s == pytest.approx(1.0)
-        pynvml.nvmlEventSetFree(events)
-
-    def test_a_power_profile_lowers_the_clock_and_is_told(self, twin_node: Make) -> None:
-        node = twin_node(TwinGpu(load=1.0), TwinGpu(load=1.0, power_profiles=0))
-        plain, handle = opened(0), opened(1)
-        profiles = pynvml.c_nvmlWorkloadPowerProfileCurrentProfiles_v1_t()
-        ask = pynvml.nvmlDeviceWorkloadPowerProfileGetCurrentProfiles
-        with pytest.raises(pynvml.NVMLError_NotSupported):
-            ask(plain, ctypes.byref(profiles))
-        node.set(1, power_profiles=1 << pynvml.NVML_POWER_PROFILE_MAX_Q)
-        ask(handle, ctypes.byref(profiles))
-        assert profiles.enforcedProfilesMask.mask[0] == 2
-        node.sleep(0.1)
-        clocks = [
-            pynvml.nvmlDeviceGetClockInfo(gpu, pynvml.NVML_CLOCK_SM) for gpu in (plain, handle)
-        ]
-        assert clocks == [1410, 1125]
 
 
 class TestPhysics:
@@ -388,16 +263,6 @@ class TestPhysics:
         averaged_W = pynvml.nvmlDeviceGetPowerUsage(handle) / 1000
         assert averaged_W == pytest.approx((0.6 * 60 + 0.4 * 380), rel=0.01)  # over 1 s, delayed
 
-    def test_a_sensor_holds_its_value_between_updates(self, twin_node: Make) -> None:
-        node = twin_node(TwinGpu(sensor_period_s=0.1, sensor_window_s=0.025))
-        handle = opened()
-        node.sleep(0.95)
-        node.set(load=1.0)
-        node.sleep(0.04)
-        assert instant_W(handle) == pytest.approx(60.0, abs=0.1)
-        node.sleep(0.05)
-        assert instant_W(handle) == pytest.approx(380.0, abs=1.0)
-
     def test_power_limit_and_heat_lower_the_clock_and_say_so(self, twin_node: Make) -> None:
         node = twin_node(TwinGpu(load=1.0, heat_s=0.5, heat_K_per_W=0.2))
         handle = opened()
@@ -436,41 +301,3 @@ class TestPhysics:
         node.sleep(0.1)
         assert pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM) == 1290
         assert pynvml.nvmlDeviceGetCurrentClocksEventReasons(handle) == 0
-
-    @pytest.mark.parametrize(("follows", "clock"), [(True, 1200), (False, 210)])
-    def test_an_idle_gpu_follows_a_lock_or_does_not(
-        self, twin_node: Make, follows: bool, clock: int
-    ) -> None:
-        node = twin_node(TwinGpu(idle_follows=follows))
-        handle = opened()
-        pynvml.nvmlDeviceSetGpuLockedClocks(handle, 1200, 1200)
-        node.sleep(0.1)
-        assert pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM) == clock
-
-    def test_a_superchip_may_offer_the_modules_power_only(self, twin_node: Make) -> None:
-        node = twin_node(
-            TwinGpu(load=1.0, module_W=120.0, counter_is_module=True, gpu_scope=2),
-            TwinGpu(load=1.0, module_W=120.0, gpu_scope=0),
-        )
-        module, missing = opened(0), opened(1)
-        node.sleep(1.0)
-        assert instant_W(module) == pytest.approx(500.0, abs=0.1)
-        before_J = counter_J(module)
-        node.sleep(1.0)
-        assert counter_J(module) - before_J == pytest.approx(500.0, rel=1e-3)
-        with pytest.raises(pynvml.NVMLError_NotSupported):
-            instant_W(missing)
-        assert instant_W(missing, pynvml.NVML_POWER_SCOPE_MODULE) == pytest.approx(500.0, abs=0.1)
-
-    def test_a_counter_stalls_resets_and_wraps(self, twin_node: Make) -> None:
-        node = twin_node(TwinGpu(load=1.0, counter_start_mJ=900_000, counter_modulus_mJ=1_000_000))
-        handle = opened()
-        node.sleep(1.0)
-        assert counter_J(handle) == pytest.approx(900 + 380 - 1000, abs=0.1)
-        node.stall()
-        node.sleep(1.0)
-        assert counter_J(handle) == pytest.approx(280, abs=0.1)
-        node.stall(on=False)
-        node.reset_counter()
-        node.sleep(0.2)
-        assert counter_J(handle) == pytest.approx(0.2 * 380, abs=0.1)

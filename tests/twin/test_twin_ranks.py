@@ -65,11 +65,9 @@ class Rank:
 
     def _until_boundary(self) -> list[float]:
         """Return when the steps ended, the last one at the boundary."""
-        ends, self.phases = [], list[float]()
+        ends = list[float]()
         while line := self._lines.readline():
             kind, _, time_s = line.split()[:3]
-            if kind == "phase":
-                self.phases.append(float(time_s))
             if kind in ("step", "at"):
                 ends.append(float(time_s))
             if kind == "at":
@@ -159,13 +157,6 @@ def test_work_follows_micro_batches_their_size_and_the_ranks_of_a_replica(
     assert rank.run(2)[0] - began_s == pytest.approx(0.1 + 4 * (0.02 + 0.03 * 2 / 2), abs=1e-6)
 
 
-def test_phases_have_their_share_of_the_step(twin_node: Make, start: Callable[..., Rank]) -> None:
-    rank = start(twin_node(GPU), {"LOCAL_RANK": "0"})
-    ends = rank.run(4)
-    within = zip([rank.phases[0], *ends[:-1]], rank.phases[:-1], ends, strict=True)
-    assert all(began_s <= phase_s <= end_s for began_s, phase_s, end_s in within)
-
-
 def test_a_rank_works_on_its_entry_of_the_visible_gpus(
     twin_node: Make, start: Callable[..., Rank]
 ) -> None:
@@ -207,12 +198,3 @@ def test_a_killed_rank_leaves_no_work(twin_node: Make, start: Callable[..., Rank
     work_s = node.work_s()
     time.sleep(0.05)
     assert node.work_s() == work_s
-
-
-def test_without_device_times_nothing_is_slowed(
-    twin_node: Make, start: Callable[..., Rank]
-) -> None:
-    node = twin_node(TwinGpu(load=0.5))
-    rank = start(node, {"LOCAL_RANK": "0"})
-    assert time.monotonic() - rank.run(3)[-1] < 60  # the host's time, not the node's
-    assert (node.work_s(), node.ranks()) == (0.0, [])

@@ -99,60 +99,6 @@ GET(nvmlDeviceGetGpuFabricInfoV, fabric_t *out) {
     return leave(SUCCESS);
 }
 
-/* Event sets: of the events, Xid errors happen here. */
-typedef struct {
-    int64_t seen;
-    unsigned int gpus;
-} event_set_t;
-typedef struct {
-    void *device;
-    unsigned long long type, data;
-    unsigned int gpu_instance, compute_instance;
-} event_t;
-static const unsigned long long XID_EVENT = 8;
-
-EXPORT int nvmlEventSetCreate(event_set_t **out) {
-    int result = enter("nvmlEventSetCreate", NULL, NULL);
-    if (result) return result;
-    *out = calloc(1, sizeof **out);
-    if (*out) (*out)->seen = node->xid_count;
-    return leave(*out ? SUCCESS : UNKNOWN);
-}
-EXPORT int nvmlEventSetFree(event_set_t *set) {
-    free(set);
-    return SUCCESS;
-}
-GET(nvmlDeviceGetSupportedEventTypes, unsigned long long *out) {
-    BEGIN("nvmlDeviceGetSupportedEventTypes");
-    *out = XID_EVENT;
-    return leave(SUCCESS);
-}
-GET(nvmlDeviceRegisterEvents, unsigned long long types, event_set_t *set) {
-    BEGIN("nvmlDeviceRegisterEvents");
-    REQUIRE(!(types & ~XID_EVENT));
-    if (types) set->gpus |= 1U << (gpu - node->gpu);
-    return leave(SUCCESS);
-}
-EXPORT int nvmlEventSetWait_v2(event_set_t *set, event_t *out, unsigned int timeout_ms) {
-    for (double left_s = timeout_ms / 1000.0;; left_s -= 0.01) {
-        int result = enter("nvmlEventSetWait", NULL, NULL);
-        if (result) return result;
-        while (set->seen < node->xid_count) {
-            xid_t *found = &node->xid[set->seen++ % MAX_XIDS];
-            if (!(set->gpus & 1U << found->gpu)) continue;
-            memset(out, 0, sizeof *out);
-            out->device = &handles[found->gpu];
-            out->type = XID_EVENT;
-            out->data = (unsigned long long)found->code;
-            out->gpu_instance = out->compute_instance = 0xffffffffU;
-            return leave(SUCCESS);
-        }
-        if (left_s <= 0) return leave(TIMEOUT);
-        leave(SUCCESS);
-        twin_sleep(node, left_s < 0.01 ? left_s : 0.01);
-    }
-}
-
 typedef struct {
     unsigned int version, effective[8], requested[8], enforced[8];
 } profiles_t;

@@ -22,7 +22,6 @@ enum {
     MAX_FAULTS = 128,
     MAX_LOG = 1024,
     MAX_CLIENTS = 64,
-    MAX_XIDS = 64,
     RING = 4096,
     MAX_ROWS = 6000,
     COLUMNS = 10
@@ -55,10 +54,6 @@ typedef struct {
     double time_s;
     int64_t pid, gpu, a, b;
 } log_t;
-
-typedef struct {
-    int64_t gpu, code;
-} xid_t;
 
 typedef struct {
     /* What the device is. */
@@ -131,8 +126,6 @@ typedef struct {
     double epoch_s, now_s, call_s, init_s;
     char driver_version[80];
     int64_t fault_count, log_count, client_count, client[MAX_CLIENTS];
-    int64_t xid_count;
-    xid_t xid[MAX_XIDS];
     int64_t cores; /* of the node's processor; 0: those of this machine (cores.c) */
     fault_t fault[MAX_FAULTS];
     log_t log[MAX_LOG];
