@@ -8,13 +8,10 @@ one is predicted. Coverage is of the 90 % intervals of step time, power and ener
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
-from benchmarks.figures import Figure
-from benchmarks.validation.comparison import quantiles, table
 from tuner.models.analytic.constants import Constants, constants_of
 from tuner.models.scale_out import UNCERTAIN, ScaleOut, predictor
 from tuner.search_spaces.cluster import Cluster, enlarged, load_cluster
@@ -66,12 +63,10 @@ def _drawn(
     ]
 
 
-def compare(
-    *, trials: int = 12, seed: int = 0, targets: Sequence[int] = TARGETS
-) -> tuple[list[str], list[Figure]]:
-    """The table and the figures."""
-    rng = np.random.default_rng(seed)
-    found: dict[tuple[int, str], list[tuple[float, bool, float]]] = {}
+def compare(trials: int) -> dict[tuple[int, str], tuple[float, float]]:
+    """Return the median error and the coverage of each figure, by number of GPUs and name."""
+    rng = np.random.default_rng(0)
+    found: dict[tuple[int, str], list[tuple[float, bool]]] = {}
     for job_name, cluster_name, few in CASES:
         job = replace(load_job(job_name), global_batch=GLOBAL_BATCH)
         small = enlarged(load_cluster(cluster_name), few)
@@ -97,7 +92,7 @@ def compare(
                 launches=[each.launch.key for each in probed],
                 measured=measure(small, probed),
             )
-            for gpus in targets:
+            for gpus in TARGETS:
                 big = enlarged(small, gpus)
                 wanted = _drawn(job_name, big, 10, rng)
                 truth = np.exp(measure(big, wanted))
@@ -109,29 +104,9 @@ def compare(
                     ("energy", said.energy_J, truth.prod(axis=1)),
                 ):
                     inside = (figure.low <= here) & (here <= figure.high)
-                    width = np.log(figure.high / figure.low) / 2
-                    parts = zip(figure.median / here - 1, inside, width, strict=True)
-                    found.setdefault((gpus, name), []).extend(parts)
-    rows, figures = [], []
-    for (gpus, name), every in found.items():
-        errors, inside, width = (np.array(part) for part in zip(*every, strict=True))
-        median, p90, worst = quantiles(errors)
-        rows.append(
-            (
-                f"8 to {gpus}",
-                name,
-                len(errors),
-                f"{100 * median:.1f} %",
-                f"{100 * p90:.1f} %",
-                f"{100 * worst:.0f} %",
-                f"{100 * float(np.median(width)):.1f} %",
-                f"{100 * inside.mean():.0f} %",
-            )
-        )
-        stem = f"scale_out_{gpus}_{name.replace(' ', '_')}"
-        figures += [
-            Figure(f"{stem}_median_error", 100 * median, "%"),
-            Figure(f"{stem}_coverage", float(inside.mean()), "ratio"),
-        ]
-    heads = ("GPUs", "what", "held out", "median", "p90", "worst", "half width", "inside 90 %")
-    return table(heads, rows), figures
+                    errors = np.abs(figure.median / here - 1)
+                    found.setdefault((gpus, name), []).extend(zip(errors, inside, strict=True))
+    return {
+        key: (float(np.median([error for error, _ in each])), float(np.mean([i for _, i in each])))
+        for key, each in found.items()
+    }

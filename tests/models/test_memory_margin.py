@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from tests.models.memory_studies import failures
-from tests.support.studies import problem_of_job
+from tests.support.studies import METER, measured
+from tests.support.surrogate_data import CANDIDATES, GoodPrior
 from tuner.models.memory_margin import (
     ALONE_BIAS,
     MEMORY_BIAS,
@@ -14,6 +16,9 @@ from tuner.models.memory_margin import (
     MemoryMargin,
     learned_margin,
 )
+from tuner.search.candidate_planner import CandidatePlanner
+from tuner.search.planner import PlanningState
+from tuner.workload.records.probe import ProbeRecord, ProbeRequest
 
 SIZES = np.array([40e9, 70e9, 79e9, 81e9, 90e9, 160e9])
 
@@ -99,18 +104,6 @@ def test_a_study_learns_its_margin() -> None:
     assert learned.probability_of_fitting(predicted)[2] < 0.2
 
 
-@pytest.mark.long
-def test_a_study_that_learns_runs_out_of_memory_less_often() -> None:
-    """On a cluster whose peaks are a third above the models', with nothing else changed."""
-    problem = problem_of_job("qwen2.5-7b", "h100-32", "parallelism", predicted=True)
-    learned, blind = (
-        [failures(problem, bias=0.3, learn=learn, probes=12, seed=seed) for seed in (0, 1)]
-        for learn in (True, False)
-    )
-    assert {study.probes for study in (*learned, *blind)} == {12}
-    assert 0 < sum(s.ran_out for s in learned) < sum(s.ran_out for s in blind) / 2
-
-
 def test_a_program_alone_on_one_device_is_known_better() -> None:
     """At 85 % of the memory it is sure to fit, where others' buffers leave that open."""
     alone, beside = (MemoryMargin(1.0, bias=bias) for bias in (ALONE_BIAS, MEMORY_BIAS))
@@ -119,3 +112,18 @@ def test_a_program_alone_on_one_device_is_known_better() -> None:
     over = [float(each.probability_of_fitting([1.2])[0]) for each in (alone, beside)]
     assert over[0] < 0.1 < over[1]
     assert alone.probability_of_fitting([1.0]) == pytest.approx(0.5)
+
+
+def test_a_search_learns_the_margin_from_its_probes() -> None:
+    prior = GoodPrior()
+    memory_bytes = float(np.median(prior.predict(list(CANDIDATES)).memory_bytes))
+    planner = CandidatePlanner(CANDIDATES, prior=prior, seed=0, memory_bytes=memory_bytes)
+    light = CANDIDATES[int(np.argmin(prior.predict(list(CANDIDATES)).memory_bytes))]
+    request = ProbeRequest("p0000", light.launch, (light.live,))
+    peak = replace(measured(light.live), peak_memory_bytes=int(memory_bytes))
+    before, after = (
+        planner._fits(planner._observe(PlanningState(records)))
+        for records in ((), (ProbeRecord(request, (peak,), METER),))
+    )
+    assert (after <= before).all()
+    assert (after < 0.5 * before).any()

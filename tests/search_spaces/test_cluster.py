@@ -46,8 +46,9 @@ def test_each_device_has_sources_and_a_usual_node(name: str) -> None:
     if device.is_gpu:
         assert catalogue("nodes")[table["node"]]["host_link_Bps"] > 0
         assert devices_called(name)[0] == name
-        # Arithmetic of 16 bits is faster than that of 32, and 8 bits at most twice as fast.
-        assert device.peak_flops > device.fp32_flops > 0
+        # Boards made for graphics have half of their tensor cores' rate of 16 bits without these.
+        # 8 bits are at most twice as fast.
+        assert device.peak_flops / 35 < device.fp32_flops < device.peak_flops / 1.9
         assert device.fp8_flops == 0 or 1.8 < device.fp8_flops / device.peak_flops < 2.2
 
 

@@ -12,7 +12,7 @@ from tuner.models.analytic.compute import Passes
 from tuner.models.analytic.constants import constants_of, cut, read_layout
 from tuner.models.analytic.model import AnalyticModel, Program
 from tuner.models.analytic.step import StepParts, step_parts
-from tuner.search_spaces.cluster import Cluster, device_names, load_cluster, load_device
+from tuner.search_spaces.cluster import Cluster, load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import TrainingJob, load_job
 from tuner.search_spaces.model_facts import facts_of
@@ -45,15 +45,6 @@ def test_fp32_runs_without_tensor_cores() -> None:
     # A CPU's stated peak is that of fp32.
     cpu = load_cluster("cpu-2")
     assert AnalyticModel(job, cpu).setup.peak_flops == cpu.device.peak_flops
-
-
-def test_every_shipped_gpu_states_its_fp32_rate() -> None:
-    for name in device_names():
-        device = load_device(name)
-        if device.is_gpu:
-            # Boards made for graphics have half of their tensor cores' rate without these.
-            assert device.peak_flops / 35 < device.fp32_flops < device.peak_flops / 1.9
-            assert any("fp32" in source or "all else" in source for source in device.sources)
 
 
 # The causal mask.

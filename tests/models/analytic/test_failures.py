@@ -65,7 +65,6 @@ def test_time_and_idle_time_are_those_of_played_trainings(
         ),
         1000,
     )
-    assert found is not None
     interval_s = interval_h * HOUR_S
     time, idle = played(mean_h * HOUR_S, interval_s, checkpoint_s, restart_s)
     assert found.time_ratio == pytest.approx(time, rel=0.01)
@@ -78,11 +77,9 @@ def test_no_other_interval_is_better(mean_h: float, checkpoint_s: float) -> None
         failures_per_node_day=24 / mean_h / 1000, checkpoint_s=checkpoint_s, restart_s=300
     )
     best = interruptions(stated, 1000)
-    assert best is not None
     for factor in (0.7, 0.9, 1.1, 1.4):
         other = replace(stated, checkpoint_interval_s=factor * best.interval_s)
         found = interruptions(other, 1000)
-        assert found is not None
         assert found.time_ratio > best.time_ratio - 1e-4
     young_s = (2 * checkpoint_s * mean_h * HOUR_S) ** 0.5
     assert best.interval_s == pytest.approx(young_s, rel=0.3)
@@ -97,8 +94,6 @@ def test_an_idle_node_draws_less() -> None:
     both = with_failures(alone, lambda: ranks, stated)
     assert (both.power_W < alone.power_W).all()
     one, two = interruptions(stated, 2), interruptions(stated, 1)
-    assert one is not None
-    assert two is not None
     assert both.step_time_s == pytest.approx([one.time_ratio, two.time_ratio])
     assert with_failures(alone, lambda: ranks, cluster()) is alone
     assert best_interval_s(100.0, 300.0) == 100.0

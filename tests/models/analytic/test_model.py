@@ -10,7 +10,6 @@ import pytest
 
 from tuner.models.analytic.constants import constants_of
 from tuner.models.analytic.model import AnalyticModel
-from tuner.models.prior import Prediction, Prior
 from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import TrainingJob
@@ -81,11 +80,6 @@ def test_a_tensor_parallel_group_across_nodes_uses_all_adapters_of_a_node() -> N
     efficiency = constants_of(GPU).network_efficiency
     expected_s = sent / (8 * efficiency) * (1 / 1e9 - 1 / 2e9)
     assert slow_s - fast_s == pytest.approx(expected_s, rel=0.01)
-
-
-def test_it_is_a_prior() -> None:
-    assert isinstance(MODEL, Prior)
-    assert isinstance(MODEL.predict([]), Prediction)
 
 
 def test_a_step_is_between_the_peak_rate_and_a_tenth_of_it() -> None:
