@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.needs import require
+from tests.support.commands import finished
 
 ROOT = Path(__file__).resolve().parents[2]
 ALONE = ("unshare", "--net", "--pid", "--fork", "--mount-proc", "--kill-child")
@@ -32,7 +33,7 @@ def run_alone(
     require("namespaces")
     # A proxy of this machine cannot be reached from inside.
     kept = {name: value for name, value in os.environ.items() if "proxy" not in name.lower()}
-    done = subprocess.run(
+    done = finished(
         [*ALONE, "bash", "-c", f"ip link set lo up\n{script}"],
         env={
             **kept,
@@ -42,10 +43,7 @@ def run_alone(
             "RAY_USAGE_STATS_ENABLED": "0",
             **variables,
         },
-        capture_output=True,
-        text=True,
         timeout=timeout_s,
-        check=False,
     )
     if "unshare failed" in done.stderr:
         pytest.skip(f"namespaces may not be made here: {done.stderr}")

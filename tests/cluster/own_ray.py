@@ -14,6 +14,8 @@ from pathlib import Path
 
 import psutil
 
+from tests.support.commands import finished
+
 BIN = Path(sys.executable).parent
 #: Limit on the start of a node's processes, seconds.
 _START_S = 120
@@ -51,13 +53,8 @@ class OwnRay:
         self._nodes += 1
         has = ["--num-cpus=1", f"--num-gpus={self._gpus}"]
         has += [f"--node-ip-address=127.0.0.{self._nodes}"]
-        done = subprocess.run(
-            [BIN / "ray", "start", *has, *words],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=2 * _START_S,
-            env=self.environment,
+        done = finished(
+            [BIN / "ray", "start", *has, *words], timeout=2 * _START_S, env=self.environment
         )
         if done.returncode:
             raise RuntimeError(f"Ray does not start: {done.stdout}{done.stderr}")

@@ -66,7 +66,6 @@ def test_an_open_probe_is_one_launch_and_one_record(kind: type, runner: TableRun
     asked = Asked(*SPEEDS[1:])
     executor.submit(request(), asked)
     record = executor.wait()
-    assert record is not None
     assert asked.told == [("p0000", SPEEDS[:n]) for n in (1, 2, 3)]
     assert record.request.live == SPEEDS
     assert record == runner.run(record.request)
@@ -92,8 +91,6 @@ def test_in_simulated_time_a_probe_is_asked_about_when_its_windows_end(runner: T
     executor.submit(request("p0001", shape=2), next_settings)
     cost = runner.table.cost
     first, second = executor.wait(), executor.wait()
-    assert first is not None
-    assert second is not None
     assert [first.request.probe_id, second.request.probe_id] == ["p0001", "p0000"]
     assert told == [
         ("p0000", cost.wall_s(1), 2),
@@ -108,7 +105,6 @@ def test_a_probe_that_failed_is_not_asked_about(runner: TableRunner) -> None:
     asked = Asked(*SPEEDS)
     executor.submit(request(shape=99), asked)
     record = executor.wait()
-    assert record is not None
     assert not record.ok
     assert asked.told == []
 
@@ -193,7 +189,6 @@ def test_a_good_launch_is_gone_on_with_and_a_poor_one_left(runner: TableRunner) 
     # Shape 4 is the best of this table, and its neighbours say that it may be.
     state = measured_shapes(runner, 3, 6)
     plan = planner_of(runner).plan_continuation(state, runner.run(request(shape=4)))
-    assert plan is not None
     assert plan.launch == Settings(shape=4)
     assert SPEEDS[0] not in plan.live
     assert math.isfinite(plan.cost_J)
@@ -207,15 +202,12 @@ def test_asking_about_a_running_probe_changes_no_later_plan(runner: TableRunner)
     asked.plan_continuation(state, record)
     later = replace(state, records=(*state.records, record))
     plans = [asked.plan(later), fresh.plan(later)]
-    assert plans[0] is not None
-    assert plans[1] is not None
     assert plans[0].configurations == plans[1].configurations
     assert plans[0].score == pytest.approx(plans[1].score)
 
 
 def test_a_launch_begins_with_one_setting(runner: TableRunner) -> None:
     opened = planner_of(runner).plan(PlanningState())
-    assert opened is not None
     assert opened.extendable
     assert len(opened.live) == 1
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.alone import run_alone, short_folder
+from tests.support.commands import write_program
 
 pytestmark = [pytest.mark.real, pytest.mark.ray, pytest.mark.slow, pytest.mark.timeout(400)]
 
@@ -32,9 +33,10 @@ echo "ENDED $?"
 def answer(tmp_path: Path) -> str:
     if importlib.util.find_spec("aiohttp_cors") is None:
         pytest.skip("needs joulefront[ray], which is ray[default]")
-    ray = tmp_path / "ray-program"
-    ray.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m ray.scripts.scripts "$@"\n')
-    ray.chmod(0o755)
+    ray = write_program(
+        tmp_path / "ray-program",
+        f'#!/bin/sh\nexec "{sys.executable}" -m ray.scripts.scripts "$@"\n',
+    )
     with short_folder() as folder:
         done = run_alone(
             SCRIPT,

@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.needs import require
+from tests.support.commands import finished, write_program
 
 ROOT = Path(__file__).resolve().parents[2]
 HOSTS = ("n1", "n2", "n3")
@@ -81,7 +82,7 @@ def hosts() -> Iterator[tuple[str, Path]]:
         for host in HOSTS:
             namespace = f"{prefix}{host}"
             asked = ["ip", "netns", "pids", namespace]
-            named = subprocess.run(asked, capture_output=True, text=True, check=False)
+            named = finished(asked)
             for pid in map(int, named.stdout.split()):
                 os.kill(pid, signal.SIGKILL)
             subprocess.run(["ip", "netns", "del", namespace], capture_output=True, check=False)
@@ -97,8 +98,7 @@ def test_five_lines_lead_from_nothing_to_the_first_answer(hosts: tuple[str, Path
     tools = top / "bin"
     tools.mkdir()
     for name, text in (("ssh", SSH), ("scp", SCP)):
-        (tools / name).write_text(text.format(prefix=prefix, top=top))
-        (tools / name).chmod(0o755)
+        write_program(tools / name, text.format(prefix=prefix, top=top))
     # A proxy of this machine cannot be reached from inside, and gRPC would ask it.
     own = {k: v for k, v in os.environ.items() if not re.search("^RAY_|proxy", k, re.IGNORECASE)}
     environment = {

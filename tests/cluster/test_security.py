@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.commands import finished
+from tests.support.commands import finished, write_program
 
 pytest.importorskip("ray")
 
@@ -488,11 +488,10 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(ROOT / "tuner", packages / "tuner")  # what the links point to is copied
     # Its own .pth files, and with them that of an editable install, are not read through this.
     (packages / "others.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    command = folder / "bin" / "tuner"
-    command.write_text(
-        f"#!{folder}/bin/python\nimport sys\nfrom tuner.cli.main import main\nsys.exit(main())\n"
+    write_program(
+        folder / "bin" / "tuner",
+        f"#!{folder}/bin/python\nimport sys\nfrom tuner.cli.main import main\nsys.exit(main())\n",
     )
-    command.chmod(0o755)
     return folder
 
 

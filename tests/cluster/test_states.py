@@ -86,8 +86,6 @@ def test_a_probe_whose_devices_others_hold_is_given_up_and_they_are_named_once(
     made.pool._refreshed_s = time.monotonic() + 1e6
     made.submit(ProbeRequest("p0007", Settings(data_parallel=8)))
     ended = made.wait(20)
-    assert ended is not None
-    assert ended.failure is not None
     assert ended.failure.message == "no node came free within 2 s"
     assert len(leases) > 2
     assert set(leases) == {"joulefront-qwen-p0007"}
@@ -127,7 +125,6 @@ def own_ray() -> Iterator[OwnRay]:
 @pytest.mark.ray
 def test_ray_tells_who_holds_the_devices(own_ray: OwnRay) -> None:
     with own_ray.python(HOLDS) as other:
-        assert other.stdout is not None
         assert other.stdout.readline() == "held\n"
         out, err = own_ray.python(ASKS).communicate(timeout=120)
         assert "ANSWER" in out, err[-2000:]
