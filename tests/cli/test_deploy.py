@@ -8,19 +8,13 @@ from pathlib import Path
 import pytest
 
 import tuner
+from tests.support.in_process import answered as answer
 from tests.support.studies import modelled_study, write_table
-from tuner.cli.main import main
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory) -> Path:
     return Path(modelled_study(tmp_path_factory.mktemp("runs"), max_probes=4).run_dir)
-
-
-def answer(capsys, *words) -> tuple[int, str, str]:
-    code = main([str(word) for word in words])
-    said = capsys.readouterr()
-    return code, said.out, said.err
 
 
 def test_apply_writes_any_point(capsys, run: Path, tmp_path: Path) -> None:

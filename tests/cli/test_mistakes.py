@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.in_process import answered as run
 from tests.support.studies import write_table
 from tuner.cli.main import main
 from tuner.planner.plan import read_plan
@@ -36,16 +37,6 @@ def runs(tmp_path_factory):
 @pytest.fixture(autouse=True)
 def own_folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-
-
-def run(capsys, *words):
-    """(exit code, standard output, standard error) of a command in this process."""
-    capsys.readouterr()
-    try:
-        code = main([str(word) for word in words])
-    except SystemExit as ended:
-        code = int(ended.code or 0)
-    return code, *capsys.readouterr()
 
 
 SIMULATED = ["--executor", "simulated"]

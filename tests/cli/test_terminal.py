@@ -22,6 +22,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.commands import finished
 from tests.support.studies import TOML, record, write_table
 from tuner.cli import main as cli
 from tuner.cli.main import main
@@ -268,14 +269,7 @@ TUNER = f"{sys.executable} -c 'import sys, tuner.cli.main as m; sys.exit(m.main(
 def test_a_full_or_closed_output_is_one_sentence(
     words: str, to: str, code: int, error: str, tmp_path: Path
 ) -> None:
-    done = subprocess.run(
-        ["sh", "-c", f"{TUNER} {words} {to}"],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        timeout=60,
-        check=False,
-    )
+    done = finished(["sh", "-c", f"{TUNER} {words} {to}"], cwd=tmp_path, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (code, "", error)
 
 
