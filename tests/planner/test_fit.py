@@ -5,7 +5,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-import tuner
 from tuner.models.analytic.model import AnalyticModel
 from tuner.models.memory_margin import MemoryMargin
 from tuner.planner.fit import LIKELY, SURE, Fit, fit
@@ -36,10 +35,6 @@ def roomy() -> Fit:
 @pytest.fixture(scope="module")
 def tight() -> Fit:
     return fit(JOB, cluster=CLUSTER, configuration="dp8 mb4 zero0")
-
-
-def test_it_is_a_public_function() -> None:
-    assert tuner.fit is fit
 
 
 def test_parts_sum_to_the_predicted_peak(roomy: Fit) -> None:

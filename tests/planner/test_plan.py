@@ -30,11 +30,9 @@ def planned(runs: Path) -> Result:
 
 def test_everything_is_predicted_and_nothing_is_called_measured(planned: Result) -> None:
     assert {point.source for point in planned.points} == {"predicted"}
-    assert planned.recommendation is not None
     assert planned.recommendation.evidence == "predicted"
     assert planned.verification is None
     report = planned.report_path
-    assert report is not None
     said = "\n".join([*answer_lines(planned), *summary_lines(planned)])
     data = json.dumps(planned.to_json())
     for word in ("verified", "launches", "windows measured", "Spent"):
@@ -47,7 +45,6 @@ def test_everything_is_predicted_and_nothing_is_called_measured(planned: Result)
 def test_what_does_not_fit_is_not_kept(runs: Path) -> None:
     """No plain configuration of this model fits, and 107 of 86 GB were kept as today's."""
     result = tuner.plan("lmm-32b", cluster="a100-8", name="full", runs_dir=runs, report=False)
-    assert result.recommendation is not None
     assert result.recommendation.action == "train"
     assert "; what you run today probably does not fit in memory." in result.headline
     assert result.choice.sentence.startswith("Best in both energy and time: ")
@@ -65,7 +62,6 @@ def test_a_ratio_is_surer_than_its_parts(planned: Result) -> None:
     best = planned.best
     assert best is not None
     differences = planned.judged.differences(best)
-    assert differences is not None
     low, high = best.energy_interval_kJ
     assert differences[0].high - differences[0].low < math.log(high / low)
 
@@ -85,10 +81,7 @@ def test_two_points_are_compared_without_the_error_that_they_share(planned: Resu
 
 def test_a_change_below_one_per_cent_is_no_finding(planned: Result) -> None:
     today = planned.baseline
-    assert today is not None
     chosen = planned.choose(deadline_s=1.005 * today.time_to_solution_s)
-    assert chosen.energy is not None
-    assert chosen.time is not None
     assert max(abs(chosen.energy.relative), abs(chosen.time.relative)) < 0.01
     assert "Against today: no difference worth a change (0." in str(chosen)
     saving = planned.choose(deadline_s=2 * today.time_to_solution_s)
@@ -101,7 +94,6 @@ def test_limits_choose_on_the_front(runs: Path, planned: Result) -> None:
     found = tuner.plan(
         "opt-350m", cluster="a100-8", deadline_s=limit, name="limited", runs_dir=runs, report=False
     )
-    assert found.best is not None
     assert found.choice.met
     assert found.best.time_to_solution_s <= limit
     assert found.best.energy_to_solution_kJ < fastest.energy_to_solution_kJ
@@ -109,14 +101,12 @@ def test_limits_choose_on_the_front(runs: Path, planned: Result) -> None:
 
 def test_sizes_have_their_own_choice_and_a_knee(runs: Path) -> None:
     found = tuner.plan("lmm-7b", cluster="gh200-32", gpus=[32, 8, 16], name="sizes", runs_dir=runs)
-    assert found.plan is not None
     assert [size.gpus for size in found.plan.sizes] == [8, 16, 32]
     assert sum(size.is_knee for size in found.plan.sizes) == 1
     for size in found.plan.sizes:
         assert size.best.configuration.world_size == size.gpus
         assert size.least_time.time_to_solution_s <= size.best.time_to_solution_s
         assert size.least_energy.energy_to_solution_kJ <= size.best.energy_to_solution_kJ
-    assert found.report_path is not None
     assert "How many GPUs" in found.report_path.read_text(encoding="utf-8")
 
 
@@ -125,7 +115,6 @@ def test_today_is_no_second_point_beside_its_own_setting_with_defaults_spelled_o
 ) -> None:
     """The default space of so large a model has groups within which ZeRO shards: today has one."""
     found = tuner.plan("qwen2.5-7b", cluster="4xH20", name="twin", runs_dir=runs, report=False)
-    assert found.baseline is not None
     assert "zero_hpz_partition_size" in found.points[-1].configuration.launch
     alike = [p for p in found.points if p.configuration.short == found.baseline.configuration.short]
     assert alike == [found.baseline]
@@ -133,8 +122,6 @@ def test_today_is_no_second_point_beside_its_own_setting_with_defaults_spelled_o
 
 
 def test_probes_begin_with_the_baseline(planned: Result) -> None:
-    assert planned.plan is not None
-    assert planned.baseline is not None
     assert planned.plan.probes[0] == planned.baseline.configuration
     assert len(set(planned.plan.probes)) == len(planned.plan.probes) == 10
 
@@ -195,7 +182,6 @@ def test_a_plan_is_no_study_that_goes_on(runs: Path, planned: Result) -> None:
 
 @pytest.mark.slow
 def test_a_search_begins_with_the_probes_of_a_plan(runs: Path, planned: Result) -> None:
-    assert planned.plan is not None
     tuner.optimize(
         "opt-350m",
         cluster="a100-8",
@@ -232,7 +218,6 @@ def test_over_a_slow_network_the_plan_says_to_shard_within_the_node(runs: Path) 
     fast = load_cluster("h100-32")
     for cluster, said in ((replace(fast, network_Bps=3.1e9), True), (fast, False)):
         plan = tuner.plan("qwen2.5-7b", cluster=cluster, runs_dir=runs, report=False)
-        assert plan.recommended is not None
         assert (plan.recommended.configuration.get("zero_hpz_partition_size") == 8) is said
         assert any("Shard within the node (hpz8)" in line for line in answer_lines(plan)) is said
 

@@ -67,13 +67,6 @@ def test_the_report_and_the_exported_table_say_so_too(plan, tmp_path):
         assert {row["source"] for row in csv.DictReader(file)} == {"predicted"}
 
 
-def test_the_run_read_again_is_a_plan_as_well(plan, capsys):
-    assert main(["show", str(plan.run_dir), "--json"]) == 0
-    again = json.loads(capsys.readouterr().out)
-    assert {point["source"] for point in again["points"]} == {"predicted"}
-    assert again["verification"]["ended"] == {"kind": "prediction"}
-
-
 def test_a_plan_and_a_search_on_predictions_have_one_today(plan, tmp_path):
     """One job on one cluster had 10.2 kWh in a plan, 9.84 in the demo and 9.55 in Python."""
     predicted = tuner.plan("opt-350m", cluster="a100-8", runs_dir=tmp_path, report=False)

@@ -44,11 +44,8 @@ def test_stated_failures_are_in_time_and_energy(planned: Result, tmp_path: Path)
     assert isinstance(planned.cluster, Cluster)
     stated = replace(planned.cluster, failures_per_node_day=2.0, checkpoint_s=60.0, restart_s=600.0)
     found = interruptions(stated, 1)
-    assert found is not None
     failing = tuner.plan("opt-350m", cluster=stated, runs_dir=tmp_path, report=False)
     before, after = planned.baseline, failing.baseline
-    assert before is not None
-    assert after is not None
     time = after.time_to_solution_s / before.time_to_solution_s
     energy = after.energy_to_solution_kJ / before.energy_to_solution_kJ
     assert time == pytest.approx(found.time_ratio, rel=1e-3)

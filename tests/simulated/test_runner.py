@@ -14,7 +14,7 @@ from tuner.api import load_result
 from tuner.executors.base import ExecutorKind, Opening
 from tuner.executors.simulated_time import SimulatedExecutor
 from tuner.models.analytic.model import AnalyticModel
-from tuner.search_spaces.cluster import Cluster, load_cluster
+from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import UnknownName
 from tuner.search_spaces.job import load_job
@@ -132,7 +132,6 @@ def test_the_first_window_reads_low_and_devices_warm_up() -> None:
 def test_what_does_not_fit_runs_out_of_memory_at_a_launchs_cost() -> None:
     big = SimulatedRunner(load_job("qwen2.5-7b"), CLUSTER)
     record = ask(big, data_parallel=1)
-    assert record.failure is not None
     assert record.failure.kind == "out_of_memory"
     assert "device" in record.failure.message
     assert record.wall_s > 0
@@ -140,16 +139,13 @@ def test_what_does_not_fit_runs_out_of_memory_at_a_launchs_cost() -> None:
     little = replace(CLUSTER, host_memory_bytes=10**10)
     hosted = SimulatedRunner(load_job("qwen2.5-7b"), little)
     record = ask(hosted, zero_stage=2, optimizer_offload="cpu", micro_batch=1)
-    assert record.failure is not None
     assert "host" in record.failure.message
 
 
 def test_other_failures() -> None:
     crashed = ask(runner(crash_rate=1.0)).failure
-    assert crashed is not None
     assert crashed.kind == "crash"
     refused = ask(runner(), data_parallel=7)
-    assert refused.failure is not None
     assert refused.failure.kind == "refused"
     assert refused.energy_J == refused.wall_s == 0
     launch = Configuration.of(data_parallel=8, micro_batch=2).launch
@@ -157,7 +153,6 @@ def test_other_failures() -> None:
     late = runner().run(
         ProbeRequest("p1", launch, (Settings(), Settings(clock_MHz=345)), time_limit_s=limit_s)
     )
-    assert late.failure is not None
     assert late.failure.kind == "time_limit"
     assert len(late.measurements) == 1  # what it had measured is kept
     with pytest.raises(UnknownName, match="comm_sm_number"):
@@ -196,27 +191,9 @@ def test_a_cluster_of_another_kind_is_planned_and_says_so(tmp_path: Any) -> None
     assert all(point.meter.name == "simulated" for point in result.points)
     assert any("prediction" in sentence for sentence in said)
     assert any("known error" in sentence for sentence in said)
-    assert result.report_path is not None
     page = result.report_path.read_text(encoding="utf-8")
     assert "predicted, nothing was measured" in page
     again = load_result(result.run_dir)
     assert {p.configuration for p in again.points} == {p.configuration for p in result.points}
     memory = load_cluster("jupiter-32").device.memory_bytes
     assert all((point.peak_memory_bytes or 0) <= memory for point in result.points)
-
-
-@pytest.mark.long
-def test_a_study_over_1024_gpus_keeps_16_probes_in_flight(tmp_path: Any) -> None:
-    cluster: Cluster = replace(CLUSTER, name="gh200-1024", nodes=256)
-    result = optimize(
-        "qwen2.5-7b",
-        cluster=cluster,
-        space="parallelism",
-        executor=SimulatedExecutor(SimulatedRunner(load_job("qwen2.5-7b"), cluster), capacity=16),
-        max_probes=20,
-        runs_dir=tmp_path,
-        report=False,
-    )
-    assert result.spent.probes == 20
-    # On simulated time the probes overlap: the search is far shorter than their sum.
-    assert len(result.front_points) > 1
