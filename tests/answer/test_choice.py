@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from tests.support.results import point as drawn_point
 from tests.support.studies import METER
 from tuner.answer.choice import decide
 from tuner.answer.judge import Judge
@@ -25,22 +26,9 @@ def point(
     peak_W: float | None = None,
     spread: float = 0.02,
 ) -> Point:
-    return Point(
-        configuration=Configuration.of(micro_batch=name, data_parallel=gpus),
-        energy_to_solution_kJ=energy_kJ,
-        time_to_solution_s=time_s,
-        energy_interval_kJ=(
-            energy_kJ * math.exp(-1.5 * spread),
-            energy_kJ * math.exp(1.5 * spread),
-        ),
-        time_interval_s=(time_s * math.exp(-spread), time_s * math.exp(spread)),
-        power_W=1000 * energy_kJ / time_s,
-        source="measured",
-        windows=1,
-        p_nondominated=math.nan,
-        meter=METER,
-        peak_power_W=peak_W,
-    )
+    configuration = Configuration.of(micro_batch=name, data_parallel=gpus)
+    power_W = 1000 * energy_kJ / time_s
+    return drawn_point(configuration, time_s, power_W, METER, spread, peak_power_W=peak_W)
 
 
 #: Fastest to most frugal; 9 is dominated.
@@ -73,6 +61,7 @@ def chosen(**asked):
         ({"peak_power_W": 300}, 3),
         ({"peak_power_W": 200}, 9),  # 4 recorded no peak, so nobody can promise it
         ({"power_cap_W": 200, "deadline_s": 500}, 4),
+        ({"budget_kJ": 36.0}, 2),  # what just fits, fits
     ],
 )
 def test_what_is_asked_is_chosen(asked, expected) -> None:

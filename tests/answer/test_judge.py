@@ -18,10 +18,8 @@ from tuner.answer.choice import cost_of
 from tuner.answer.judge import ENOUGH, SURE, Judge, advise
 from tuner.answer.parts import Point
 from tuner.answer.posterior import Gain, LaunchPosterior, Windows
-from tuner.answer.state import StudyState, points_of
+from tuner.answer.state import points_of
 from tuner.problem.constraints import Constraints
-from tuner.problem.settings import SearchSettings
-from tuner.problem.study_spec import StudySpec
 from tuner.search_spaces.configuration import Configuration
 from tuner.workload.node.measure.statistics import log_error
 from tuner.workload.records.probe import Failure, ProbeRecord
@@ -102,7 +100,6 @@ def test_a_small_saving_asks_for_launches_and_a_large_one_for_none() -> None:
     best, _ = small.choose()
     more = small.more(best, 1e-4)
     assert small.p_better(best) < ENOUGH
-    assert more is not None
     assert 1 <= more.launches <= 14
     assert not more.of_baseline  # it has three launches, the candidate none since it was chosen
     assert small.more(best, 10.0) is None  # launches that take more than the training
@@ -224,14 +221,6 @@ def test_differences_of_points_are_those_of_their_logarithms() -> None:
         assert time.method == "intervals of the points"
 
 
-def test_the_state_of_a_study_is_computed_once() -> None:
-    records = searched(np.random.default_rng(1), 0.3)
-    spec = StudySpec("study", None, problem=None, settings=SearchSettings())  # type: ignore[arg-type]
-    state = StudyState(spec, records)
-    assert state.posterior is state.posterior
-    assert StudyState(spec, ()).posterior is None
-
-
 @pytest.mark.extra("tuner.simulated.runner")
 def test_predictions_are_judged_by_the_known_error_of_the_models(tmp_path) -> None:  # type: ignore[no-untyped-def]
     """No launch tells anything there, so that neither their number nor their spread counts."""
@@ -245,7 +234,6 @@ def test_predictions_are_judged_by_the_known_error_of_the_models(tmp_path) -> No
     )
     judge, today, sure, chances = result.judged, result.baseline, [], []
     assert judge.posterior is None
-    assert today is not None
     for point in result.points:
         if point.configuration == today.configuration:
             continue
@@ -294,7 +282,6 @@ class TestGain:
         today, other = pair
         judge = Judge(pair, today, Constraints(**limits), STEPS)
         gain = judge.gain(other)
-        assert gain is not None
         assert gain.mean == pytest.approx(mean, rel=1e-4)
         assert judge.gain(today) is None  # of itself there is none
         errors = [math.hypot(log_error(today.time_interval_s), log_error(other.time_interval_s))]
@@ -310,7 +297,6 @@ class TestGain:
         today, other = pair
         asked = Constraints(objective="cost", price_per_kWh=120.0, price_per_gpu_hour=36.0)
         gain = Judge(pair, today, asked, STEPS).gain(other)
-        assert gain is not None
         before, after = cost_of(today, asked), cost_of(other, asked)
         assert gain.mean == pytest.approx(math.log(before / after))
         assert -math.log(0.96) < gain.mean < -math.log(0.8)
@@ -333,7 +319,6 @@ class TestGain:
         known = {other.configuration: (0.01, 0.02), third.configuration: (0.03, 0.05)}
         judge = Judge([*pair, third], today, Constraints(objective="energy"), STEPS, ratio_sd=known)
         gain = judge.gain(other)
-        assert gain is not None
         assert gain.sd == pytest.approx(0.02, rel=0.01)
         assert judge.against(other).ratio_sd == {
             today.configuration: pytest.approx((0.01, 0.02)),

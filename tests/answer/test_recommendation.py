@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -315,7 +314,3 @@ def test_one_choice_everywhere() -> None:
     assert found.compare().step_time.relative == pytest.approx(found.recommendation.time.relative)
     assert found.to_json()["recommendation"]["point"] == advised.to_json()
     assert found.to_json()["headline"] == found.headline
-
-
-def test_the_probability_of_being_better_is_finite() -> None:
-    assert math.isfinite(result().recommendation.p_better)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,8 +23,8 @@ NAMES = [row.name for row in LIMITS]
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("value", [0, 0.0, -1, math.nan, math.inf, -math.inf])
-def test_a_limit_is_a_positive_finite_number(name: str, value: float) -> None:
+@pytest.mark.parametrize("value", [0, 0.0, -1, math.nan, math.inf, -math.inf, "9", True])
+def test_a_limit_is_a_positive_finite_number(name: str, value: Any) -> None:
     with pytest.raises(InputError, match=name):
         Constraints(**{name: value})
 

@@ -96,7 +96,6 @@ def test_the_share_of_the_training_ends_a_search_that_has_tried_enough_and_no_ve
     about = {"job_kJ": 1000.0}
     assert budget.check(status(8, **about), 2.0, searching=True) is None
     reason = budget.check(status(8, **about), 2.1, searching=True)
-    assert reason is not None
     assert reason.kind == "search_share"
     assert "more than 1.0 % of what the training takes (1,000 kJ)" in stop_sentence(reason)
     assert budget.check(status(8, **about), 2.1) is None  # a verification
@@ -109,7 +108,6 @@ def test_energy_is_what_was_spent_what_is_in_flight_and_what_the_next_probe_need
     budget = Budget(SearchSettings(probe_budget_kJ=10.0))
     assert budget.check(status(5), 5.0) is None
     reason = budget.check(status(5, in_flight_kJ=1.0, marks={"estimated": True}), 4.5)
-    assert reason is not None
     assert reason.kind == "probe_budget"
     assert reason.figures == {
         "needed_kJ": 4.5,
@@ -325,7 +323,6 @@ def test_what_is_reserved_is_said_up_to_what_is_left_and_never_below_nothing() -
     budget = Budget(SearchSettings(probe_budget_kJ=10.0))
     for spent, left_kJ, reserved_kJ in ((5, 5.0, 2.5), (8, 2.0, 2.0), (10, 0.0, 0.0), (12, -2, 0)):
         reason = budget.check(status(spent), 100.0, reserve=True)
-        assert reason is not None
         assert reason.figures["left_kJ"] == pytest.approx(left_kJ)
         assert reason.figures["reserved_kJ"] == pytest.approx(reserved_kJ)
 

@@ -94,7 +94,6 @@ def test_a_power_limit_bounds_the_power_of_gpus_that_keep_to_it(
         meter=MeterInfo("nvml", scope, "a GPU's counter"),
     )
     limit = peak_limit_of(StudyState(spec, [one]))
-    assert limit is not None
     assert limit.limits_hold == holds
 
 

@@ -233,7 +233,6 @@ def test_clocks_are_no_knob_of_time_alone(tmp_path):
 
 def test_a_reason_to_stop_speaks_of_time():
     ended = energy_not_repaid(left_kJ=0.01, cost_kJ=0.2)
-    assert ended is not None
     assert stop_sentence(ended.of_time()) == (
         "The search ended: trying another configuration takes 3 min, and all that is left to find "
         "would save 10 s of the training."
