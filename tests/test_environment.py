@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.environment import KERNEL as ASKED_KERNEL
-from tests.environment import LONGEST_BUILD_S, LOOPBACK, STATED, remove_old_locks, stated
+from tests.environment import STATED, stated
+from tests.support.commands import finished
 
 ROOT = Path(__file__).parents[1]
 #: What the shells, editors, sites and images of people set, and what would change an outcome.
@@ -65,12 +63,6 @@ LEAKS = {
     "BASH_ENV": "/opt/rc",
     "GIT_DIR": "/opt/git",
 }
-NETWORK = {
-    "https_proxy": "http://proxy:3128",
-    "PIP_INDEX_URL": "https://mirror/simple",
-    "SSL_CERT_FILE": "/etc/own.crt",
-    "TMPDIR": "/scratch",
-}
 
 
 def own(tmp_path: Path, **inherited: str) -> dict[str, str]:
@@ -89,37 +81,6 @@ def test_nothing_leaks(tmp_path: Path) -> None:
     assert own(tmp_path, **LEAKS) == own(tmp_path)
     bare = own(tmp_path)
     assert set(bare) == {*STATED, "PATH", "HOME"}
-
-
-def test_where_packages_come_from_is_kept_and_this_machine_is_no_proxys(tmp_path: Path) -> None:
-    found = own(tmp_path, **NETWORK, **LEAKS)
-    assert NETWORK.items() <= found.items()
-    assert found["no_proxy"] == found["NO_PROXY"] == ",".join(LOOPBACK)
-    beside = own(tmp_path, **NETWORK, NO_PROXY="mirror")
-    assert beside["no_proxy"] == ",".join(["mirror", *LOOPBACK])
-    assert "no_proxy" not in own(tmp_path)
-
-
-def test_what_the_home_says_of_packages_is_kept_without_the_home(tmp_path: Path) -> None:
-    user = tmp_path / "user"
-    settings = user / ".config" / "pip" / "pip.conf"
-    settings.parent.mkdir(parents=True)
-    settings.touch()
-    (user / ".cache" / "pip").mkdir(parents=True)
-    (user / ".pyenv").mkdir()
-    found = own(tmp_path, HOME=str(user))
-    assert found["PIP_CONFIG_FILE"] == str(settings)
-    assert found["PIP_CACHE_DIR"] == str(user / ".cache" / "pip")
-    assert found["PYENV_ROOT"] == str(user / ".pyenv")
-    assert found["HOME"] == str(tmp_path / "home")
-    chosen = own(tmp_path, HOME=str(user), PIP_CONFIG_FILE="/etc/own.conf")
-    assert chosen["PIP_CONFIG_FILE"] == "/etc/own.conf"
-
-
-def test_make_other_cpu_asks_for_kernels(tmp_path: Path) -> None:
-    found = own(tmp_path, **{ASKED_KERNEL: "Prescott"})
-    assert found["OPENBLAS_CORETYPE"] == "Prescott"
-    assert f"{ASKED_KERNEL}=Prescott $(PYTEST)" in (ROOT / "Makefile").read_text()
 
 
 SEEN = """
@@ -147,14 +108,11 @@ def test_a_run_of_pytest_begins_with_it(options: tuple[str, ...], tmp_path: Path
     command = [sys.executable, "-E", "-c", f"import sys; sys.path.insert(0, {str(ROOT)!r}); "]
     command[-1] += "import pytest; sys.exit(pytest.main())"
     command += ["-q", "-p", "no:cacheprovider", *options, "--rootdir", str(tmp_path), str(tmp_path)]
-    done = subprocess.run(
+    done = finished(
         command,
         cwd=tmp_path,
         env={**leaks, "PATH": "/bin", "HOME": "/nowhere", "TMPDIR": str(tmp_path)},
         umask=0o077,
-        capture_output=True,
-        text=True,
-        check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     names, home, optimize, mode = eval((tmp_path / "seen").read_text())
@@ -163,16 +121,3 @@ def test_a_run_of_pytest_begins_with_it(options: tuple[str, ...], tmp_path: Path
     assert (optimize, mode) == (0, "0o644")
     assert home.startswith(str(tmp_path))
     assert not Path(home).exists()
-
-
-def test_the_lock_of_a_compilation_that_was_killed_goes(tmp_path: Path) -> None:
-    locks = [tmp_path / "torch_extensions" / "py311_cpu" / name / "lock" for name in ("a", "b")]
-    for lock in locks:
-        lock.parent.mkdir(parents=True)
-        lock.touch()
-    killed, living = locks
-    long_ago = time.time() - LONGEST_BUILD_S - 1
-    os.utime(killed, (long_ago, long_ago))
-    remove_old_locks(tmp_path)
-    assert not killed.exists()
-    assert living.exists()

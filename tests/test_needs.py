@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.ledger import Ledger
 from benchmarks.source import production
-from tests.needs import NEEDS, left_out
+from tests.support.commands import finished
 
 ROOT = Path(__file__).parents[1]
 CASES = """
@@ -43,12 +43,9 @@ def run(
     (folder / "test_cases.py").write_text(cases)
     (folder / "conftest.py").write_text(conftest)
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options]
-    return subprocess.run(
+    return finished(
         [*command, "--rootdir", str(folder), str(folder)],
         env={"PYTHONPATH": str(ROOT), "PATH": "/bin", "HOME": str(folder)},
-        capture_output=True,
-        text=True,
-        check=False,
     )
 
 
@@ -67,18 +64,6 @@ def test_one_line_says_what_was_left_out_and_what_brings_it(
     assert "2 passed, 5 skipped" in done.stdout
 
 
-def test_nothing_is_said_where_nothing_is_missing(tmp_path: Path) -> None:
-    done = run(tmp_path, "def test_runs(): pass\n")
-    assert "left out" not in done.stdout
-    assert left_out([]) == ""
-
-
-def test_a_program_that_is_not_known_is_named(tmp_path: Path) -> None:
-    done = run(tmp_path, 'import pytest\n@pytest.mark.needs("gpu")\ndef test_it(): pass\n')
-    assert done.returncode not in (0, 5)
-    assert "needs 'gpu'; known: cc, " in done.stdout + done.stderr
-
-
 def test_a_mark_by_which_a_file_is_found_stands_in_the_file(tmp_path: Path) -> None:
     (tmp_path / "marks.py").write_text("import pytest\nALONE = pytest.mark.ray\n")
     cases = f"""
@@ -91,12 +76,6 @@ def test_it(): pass
     done = run(tmp_path, cases)
     assert done.returncode not in (0, 5)
     assert "test_it has the mark 'ray', which its file must name" in done.stdout + done.stderr
-
-
-def test_every_need_has_its_own_sentence() -> None:
-    sentences = [need.missing for need in NEEDS.values()]
-    assert len(set(sentences)) == len(sentences)
-    assert not [sentence for sentence in sentences if "; " in sentence]
 
 
 def test_no_test_skips_by_looking_for_a_program_itself() -> None:

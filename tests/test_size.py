@@ -2,16 +2,11 @@
 
 from pathlib import Path
 
-import pytest
-
 from benchmarks.ledger import Ledger
 from benchmarks.size import (
-    MOST_LINES,
     Module,
     import_cycles,
     imported_modules,
-    largest_pieces,
-    too_long,
 )
 
 
@@ -42,25 +37,6 @@ def test_modules_that_import_each_other_are_found(tmp_path: Path) -> None:
     }
     cycles = import_cycles(written(tmp_path, sources))
     assert cycles == [["tuner.a", "tuner.b", "tuner.c"]]
-
-
-@pytest.mark.parametrize("more", [0, 1])
-def test_a_file_or_function_is_named_from_one_line_above_its_limit(
-    tmp_path: Path, more: int
-) -> None:
-    def lines(kind: str, head: str, line: str) -> str:
-        return f"{head}\n" + f"{line}\n" * (MOST_LINES[kind] - 1 + more)
-
-    sources = {
-        "tuner.a": lines("file", "x = 1", "x = 2"),
-        "tuner.c": lines("function", "def c():", "    x = 1"),
-        "tuner.d": "class D:\n" + lines("function", "    async def d():", "        x = 1"),
-    }
-    found = too_long(largest_pieces(written(tmp_path, sources)))
-    assert found == {
-        "file": ["tuner.a"] * more,
-        "function": ["tuner.d.D.d", "tuner.c.c"] * more,
-    }
 
 
 def test_an_import_relative_to_its_package_is_an_import(tmp_path: Path) -> None:
