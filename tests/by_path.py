@@ -12,8 +12,6 @@ def module_at(path: Path, name: str = "") -> ModuleType:
     """Return a new module of the file; its name is the file's if none is given."""
     name = name or path.stem
     spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     before = sys.modules.get(name)
     sys.modules[name] = module  # dataclasses looks for it there

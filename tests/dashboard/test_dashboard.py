@@ -116,7 +116,6 @@ def test_a_graph_stays_small() -> None:
     from tuner.display.plots import front_figure
 
     figure = front_figure(large_result())
-    assert figure is not None
     assert len(figure.to_json()) < 40_000
 
 
@@ -200,7 +199,6 @@ class Answer(NamedTuple):
 def ask(url: str, method: str = "GET", **headers: str) -> Answer:
     """One request as it stands, without following a redirect."""
     where = urlsplit(url)
-    assert where.hostname is not None
     # Browsers find such a name on loopback, and not every resolver does.
     named = where.hostname.endswith(".localhost")
     address = "127.0.0.1" if named else where.hostname
@@ -232,7 +230,6 @@ def dashboard_command(journal: Path, *more: str) -> Iterator[tuple[str, str]]:
         [sys.executable, "-m", "tuner.cli.main", *words], stdout=subprocess.PIPE, text=True
     ) as process:
         try:
-            assert process.stdout is not None
             url = json.loads("".join(iter(process.stdout.readline, "}\n")) + "}")["url"]
             for _ in range(1200):  # a busy machine takes its time
                 with contextlib.suppress(ConnectionRefusedError):
@@ -356,7 +353,6 @@ def test_an_interrupt_while_a_page_is_made_ends_the_server(tmp_path: Path) -> No
                 break
             time.sleep(0.1)
         asking.sendall(b"GET / HTTP/1.0\r\n\r\n")
-        assert server.stdout is not None
         assert server.stdout.readline() == "asked\n"
         server.send_signal(signal.SIGINT)
         assert server.stdout.readline() == "ended\n"

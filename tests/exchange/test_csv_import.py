@@ -50,7 +50,6 @@ def test_the_front_of_past_runs(past: Path, tmp_path: Path) -> None:
     assert sorted(p.windows for p in result.points) == [1, 1, 1, 1, 1, 2]
     assert result.baseline is None
     assert result.spent.energy_kJ == 0
-    assert result.report_path is not None
     assert "recorded table past" in result.report_path.read_text()
 
 
@@ -61,7 +60,6 @@ def test_its_run_folder_is_a_run_like_any_other(past: Path, tmp_path: Path) -> N
     )
     again = load_result(result.name, runs_dir=runs)
     assert again.front_points == result.front_points
-    assert again.baseline is not None
     assert again.baseline.configuration.get("batch_size") == 32
     assert result.run_dir is not None
     searched = replay(result.run_dir / "table", runs_dir=runs, report=False, max_probes=3)

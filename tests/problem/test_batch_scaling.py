@@ -147,7 +147,6 @@ def test_a_study_answers_in_steps_of_each_configuration(tmp_path: Path) -> None:
             configuration = Configuration(made.request.launch, m.live)
             raw.setdefault(configuration, []).append(m.step_time_s)
     assert {c.get("global_batch") for c in raw} == {32, 64}
-    assert result.baseline is not None
     assert result.baseline.configuration.get("global_batch") == 64
     for point in result.points:
         size = point.configuration.get("global_batch")

@@ -6,7 +6,6 @@ import fcntl
 import json
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import threading
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.commands import finished
 from tests.support.studies import LONG_JOB, FormulaRunner, run_optimize, run_replay, write_table
 from tuner.cli.main import main
 from tuner.executors.simulated_time import SimulatedExecutor
@@ -125,7 +125,7 @@ TUNER = [sys.executable, "-c", "import sys, tuner.cli.main as m; sys.exit(m.main
 
 def tuner(*words):
     """Run a command that must end by itself."""
-    return subprocess.run([*TUNER, *words], capture_output=True, text=True, timeout=60, check=False)
+    return finished([*TUNER, *words], timeout=60)
 
 
 def put_pipe(path):

@@ -30,7 +30,6 @@ COMMAND = "torchrun --nproc-per-node 2 train.py -t {threads=2} -a {gradient_accu
 def test_each_value_is_told_with_its_source(tmp_path: Path) -> None:
     job = script_job(COMMAND, tmp_path, SEEN, (Knob("threads", (1, 2)),), global_batch=32)
     facts = job.today_facts()
-    assert facts is not None
     assert facts.lines == (
         "today: 2 ranks (torchrun), global batch 32 = micro-batch 8 x accumulation 2 x 2 replicas "
         "(micro-batch: 3 steps: drawn; accumulation: the command)",
@@ -40,7 +39,6 @@ def test_each_value_is_told_with_its_source(tmp_path: Path) -> None:
     # Of the baseline, not of the command, where the user gives another.
     problem = problem_of_job(job, CPU, baseline=["micro_batch=16"])
     changed = job.today_facts(problem.baseline)
-    assert changed is not None
     assert (changed.micro_batch, changed.accumulation, changed.global_batch) == (16, 1, 32)
     assert "(micro-batch and accumulation: --today)" in changed.lines[0]
     # It survives study.toml, and an older study reads as before.
@@ -54,7 +52,6 @@ def test_each_value_is_told_with_its_source(tmp_path: Path) -> None:
 def test_what_is_unknown_is_null_and_says_what_would_tell_it(tmp_path: Path) -> None:
     job = script_job("train.py", tmp_path, ScriptFacts("torch"), global_batch=0, steps=None)
     facts = replace(job, devices=1).today_facts()
-    assert facts is not None
     assert facts.lines[0] == (
         "today: 1 rank (no launcher says more), global batch unknown (--global-batch N tells it)"
     )

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.receipt.conftest import HELD_TRAIN, TRAIN, UserFolder
+from tests.support.commands import finished, write_program
 from tests.waiting import is_running, wait_until
 from tuner.receipt.measure import WRITE_S
 
@@ -282,9 +283,7 @@ def test_a_command_that_the_system_refuses_leaves_no_file(user: UserFolder, out:
         "import sys; from tuner.cli.main import main; "
         f"sys.exit(main(['run', *{out}, '--', 'true', 'x' * 200_000]))"
     )
-    done = subprocess.run(
-        [PYTHON, "-c", text], cwd=user.path, env=user.environment, capture_output=True, text=True
-    )
+    done = finished([PYTHON, "-c", text], cwd=user.path, env=user.environment)
     assert done.returncode == 2
     assert "true cannot be started: Argument list too long" in done.stderr
     assert [path for path in sorted(user.path.iterdir()) if path.name != "runs"] == before
@@ -296,9 +295,7 @@ def test_a_line_in_quotes_is_a_shells(user: UserFolder) -> None:
 
 
 def test_a_script_without_an_interpreter_line_is_a_shells(user: UserFolder) -> None:
-    script = user.path / "plain"
-    script.write_text("echo plain $1\n")
-    script.chmod(0o755)
+    write_program(user.path / "plain", "echo plain $1\n")
     assert user.measure("./plain", "words").out == "plain words\n"
 
 
@@ -336,17 +333,13 @@ def test_standard_input_is_the_commands(user: UserFolder) -> None:
 
 def test_open_files_are_handed_down(user: UserFolder) -> None:
     line = " ".join([*user.command("cat"), "<(echo handed down)"])
-    done = subprocess.run(
-        ["bash", "-c", line], cwd=user.path, env=user.environment, capture_output=True, text=True
-    )
+    done = finished(["bash", "-c", line], cwd=user.path, env=user.environment)
     assert done.stdout == "handed down\n"
 
 
 def test_a_closed_pipe_ends_the_command_as_without_tuner(user: UserFolder) -> None:
     line = f"{' '.join(user.command('yes'))} | head -1; echo ${{PIPESTATUS[0]}}"
-    done = subprocess.run(
-        ["bash", "-c", line], cwd=user.path, env=user.environment, capture_output=True, text=True
-    )
+    done = finished(["bash", "-c", line], cwd=user.path, env=user.environment)
     assert done.stdout == f"y\n{128 + signal.SIGPIPE}\n"
     assert user.read()["signal"] == signal.SIGPIPE
 
@@ -394,13 +387,7 @@ def test_no_stream_changes_an_exit_code(
 
 def test_a_receipt_that_cannot_be_printed_is_said_to_be_in_its_file(user: UserFolder) -> None:
     words = shlex.join(user.command("sh", "-c", "exit 3", options=("--json",)))
-    done = subprocess.run(
-        ["bash", "-c", f"{words} >/dev/full"],
-        cwd=user.path,
-        env=user.environment,
-        capture_output=True,
-        text=True,
-    )
+    done = finished(["bash", "-c", f"{words} >/dev/full"], cwd=user.path, env=user.environment)
     assert done.returncode == 3
     assert "tuner: the output cannot be written: No space left on device" in done.stderr
     assert f"the receipt is in {user.file}" in done.stderr
@@ -422,7 +409,6 @@ def test_standard_output_is_the_very_one_so_that_nothing_holds_up_a_fast_printer
     user: UserFolder,
 ) -> None:
     process = user.start("readlink", "/proc/self/fd/1")
-    assert process.stdout is not None
     pipe = os.fstat(process.stdout.fileno()).st_ino
     assert process.communicate(timeout=60)[0] == f"pipe:[{pipe}]\n"
 
@@ -517,9 +503,7 @@ def test_a_signal_that_was_ignored_stays_so(user: UserFolder) -> None:
     ignores = "import signal; print(signal.getsignal(signal.SIGINT) == signal.SIG_IGN)"
     line = f"trap '' INT; exec {' '.join(user.command(PYTHON, '-c', repr(ignores)))}"
     line = line.replace(repr(ignores), f'"{ignores}"')
-    done = subprocess.run(
-        ["bash", "-c", line], cwd=user.path, env=user.environment, capture_output=True, text=True
-    )
+    done = finished(["bash", "-c", line], cwd=user.path, env=user.environment)
     assert done.stdout == "True\n"
 
 

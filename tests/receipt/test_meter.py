@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -14,6 +13,7 @@ import pynvml
 import pytest
 
 from tests.receipt.conftest import UserFolder
+from tests.support.commands import finished
 from tests.twin import TwinGpu, TwinNode
 from tests.waiting import wait_until
 from tuner.receipt.measure import open_node_meter, receipt_file
@@ -128,13 +128,7 @@ def test_a_folder_that_cannot_be_written_is_one_sentence(tmp_path: Path) -> None
 
 def test_an_out_that_cannot_be_written_starts_nothing(user: UserFolder) -> None:
     words = [sys.executable, "-m", "tuner.cli", "run", "--out", "nowhere/energy.json", "--"]
-    done = subprocess.run(
-        [*words, "touch", "started"],
-        cwd=user.path,
-        env=user.environment,
-        capture_output=True,
-        text=True,
-    )
+    done = finished([*words, "touch", "started"], cwd=user.path, env=user.environment)
     assert done.returncode == 2
     assert "cannot be written" in done.stderr
     assert not (user.path / "started").exists()

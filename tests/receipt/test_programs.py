@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.receipt.conftest import ROOT, Measured, UserFolder
+from tests.support.commands import finished
 
 PROGRAMS = ROOT / "tests" / "online"
 BIN = Path(sys.executable).parent
@@ -27,9 +28,7 @@ class OfTorch(UserFolder):
 
     def plain(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Run the words without tuner."""
-        return subprocess.run(
-            words, cwd=self.path, env=self.environment, capture_output=True, text=True, timeout=200
-        )
+        return finished(words, cwd=self.path, env=self.environment, timeout=200)
 
     def same_output(self, *words: str) -> Measured:
         """Run the words with tuner and without, and compare what they print."""

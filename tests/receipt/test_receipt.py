@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.receipt.conftest import UserFolder
+from tests.support.commands import write_program
 from tuner.receipt.command import joules, receipt_lines, seconds
 from tuner.receipt.measure import receipt_file
 from tuner.receipt.receipt import (
@@ -311,8 +312,7 @@ def fake_slurm(folder: Path, *, comment: str = "(null)", update: str = "") -> di
         "squeue": f'#!/bin/sh\necho "{comment}"\n',
     }
     for name, text in scripts.items():
-        (folder / name).write_text(text)
-        (folder / name).chmod(0o755)
+        write_program(folder / name, text)
     return {"SLURM_JOB_ID": "77", "PATH": f"{folder}:{os.environ['PATH']}"}
 
 

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.commands import finished
+
 CONFIG = json.dumps(
     {
         **{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "vocab_size": 512},
@@ -60,13 +62,10 @@ def hub() -> Iterator[tuple[str, list[str]]]:
 def fit(name: str, home: Path, **env: str) -> subprocess.CompletedProcess[str]:
     unset = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HF_HUB_CACHE")
     kept = {key: value for key, value in os.environ.items() if key not in unset}
-    return subprocess.run(
+    return finished(
         [sys.executable, "-m", "tuner.cli", "fit", name, "--cluster", "a100-8"],
         env={**kept, "HF_HOME": str(home), **env},
-        capture_output=True,
-        text=True,
         timeout=120,
-        check=False,
     )
 
 
