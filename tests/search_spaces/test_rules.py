@@ -24,7 +24,14 @@ H100 = load_cluster("h100-32")
 CORE = Device("core", "cpu", 4 << 30, 5e10, 1e10, 2.0, 8.0)
 QWEN = load_job("qwen2.5-7b")  # 28 heads, 4 key-value heads, 28 layers, global batch 128
 OLMOE = load_job("olmoe-1b-7b")  # 16 heads, 64 experts
+QWEN_LORA = replace(QWEN, lora=LoRA(16))
+QWEN_FP16 = replace(QWEN, precision="fp16")
+QWEN_8_BIT = replace(QWEN, program=Program(optimizer="adamw_8bit"))
 TINY = load_job("tiny-gpt")  # global batch 8
+TINY_FP16 = replace(TINY, precision="fp16")
+TINY_BF16 = replace(TINY, precision="bf16")
+TINY_OF_TWO = replace(TINY, steps_at={8: TINY.steps, 16: 150})
+OPT = load_job("opt-350m")  # 2048 positions
 DRIVE = replace(H100, nvme_path="/nvme")
 CLOCKED_CORE = replace(CORE, clocks_MHz=(1500, 2500), min_limit_W=4.0)
 CLOCKED = Cluster("this-machine", CLOCKED_CORE, 2, clock_control=True)
@@ -43,14 +50,7 @@ def case(
 
 CASES = [
     case("lora_degrees", replace(TINY, lora=LoRA(4)), machine(4), "tp2", "sp2 zero1"),
-    case(
-        "lora_precision",
-        replace(QWEN, lora=LoRA(16)),
-        H100,
-        "fp8-tensorwise",
-        "fp8-tensorwise",
-        job=QWEN,
-    ),
+    case("lora_precision", QWEN_LORA, H100, "fp8-tensorwise", "fp8-tensorwise", job=QWEN),
     # more ranks than heads
     case(
         "sequence_chunks",
@@ -64,15 +64,8 @@ CASES = [
     case("fp8_device", QWEN, load_cluster("a100-8"), "fp8-rowwise", "fp8-rowwise", cluster=H100),
     # a Hopper has no scales for blocks
     case("fp8_device", QWEN, H100, "fp8-mx", "fp8-mx", cluster=load_cluster("b200-8")),
-    case("fp8_device", replace(TINY, precision="bf16"), machine(2), "fp8-tensorwise", "", job=TINY),
-    case(
-        "fp8_precision",
-        replace(QWEN, precision="fp16"),
-        H100,
-        "fp8-tensorwise",
-        "fp8-tensorwise",
-        job=QWEN,
-    ),
+    case("fp8_device", TINY_BF16, machine(2), "fp8-tensorwise", "", job=TINY),
+    case("fp8_precision", QWEN_FP16, H100, "fp8-tensorwise", "fp8-tensorwise", job=QWEN),
     case(
         "fp8_sides", replace(QWEN, sequence_length=24), H100, "fp8-tensorwise", "mb2 fp8-tensorwise"
     ),
@@ -88,22 +81,8 @@ CASES = [
         "pp2 pipe-zero_bubble",
         job=replace(QWEN, global_batch=6),
     ),
-    case(
-        "precision",
-        replace(TINY, precision="fp16"),
-        machine(2),
-        "",
-        "",
-        job=replace(TINY, precision="bf16"),
-    ),
-    case(
-        "positions",
-        replace(load_job("opt-350m"), sequence_length=4096),
-        H100,
-        "",
-        "",
-        job=load_job("opt-350m"),
-    ),
+    case("precision", TINY_FP16, machine(2), "", "", job=TINY_BF16),
+    case("positions", replace(OPT, sequence_length=4096), H100, "", "", job=OPT),
     case("selective_offload", QWEN, H100, "ckpt-selective act-sync", "ckpt-full act-sync"),
     case("sharding_stage", QWEN, H100, "dp8 zero1 fsdp2", "dp8 fsdp2"),
     case("second_copy", QWEN, H100, "dp32 zero2 hpz8", "dp32 zero3 hpz8"),
@@ -113,18 +92,11 @@ CASES = [
     case("hsdp_sharding", QWEN, H100, "dp8 hsdp2", "dp8 fsdp2 hsdp2"),
     case("hsdp_groups", QWEN, H100, "dp8 fsdp2 hsdp8", "dp8 fsdp2 hsdp4"),
     case("sharding_experts", OLMOE, H100, "dp8 ep2 fsdp2", "dp8 fsdp2"),
-    case("sharding_precision", replace(QWEN, precision="fp16"), H100, "dp8 fsdp2", "dp8"),
+    case("sharding_precision", QWEN_FP16, H100, "dp8 fsdp2", "dp8"),
     case("ranks_fit", TINY, machine(1), "dp2", "dp2", cluster=machine(2)),
     case("whole_nodes", replace(QWEN, global_batch=120), H100, "dp12", "dp24"),
     case("global_batch", TINY, machine(2), "dp2 mb8", "dp2 mb4"),
-    case(
-        "batch_known",
-        TINY,
-        machine(2),
-        "gb16",
-        "gb16",
-        job=replace(TINY, steps_at={8: TINY.steps, 16: 150}),
-    ),
+    case("batch_known", TINY, machine(2), "gb16", "gb16", job=TINY_OF_TWO),
     case("nvme_stage", QWEN, DRIVE, "dp2 zero2 optim-nvme", "dp2 zero3 optim-nvme"),
     case("nvme_path", QWEN, H100, "dp2 zero3 param-nvme", "dp2 zero3 param-nvme", cluster=DRIVE),
     case("tensor_in_node", OLMOE, H100, "tp16", "tp8"),
@@ -143,12 +115,7 @@ CASES = [
     # Ulysses ranks hold full copies, so ZeRO has something to shard
     case("zero_replicas", QWEN, H100, "zero3", "sp2 zero3"),
     case(
-        "offloaded_states",
-        replace(QWEN, program=Program(optimizer="adamw_8bit")),
-        H100,
-        "dp2 zero1 optim-cpu",
-        "dp2 zero1 optim-cpu",
-        job=QWEN,
+        "offloaded_states", QWEN_8_BIT, H100, "dp2 zero1 optim-cpu", "dp2 zero1 optim-cpu", job=QWEN
     ),
     case("zero_pipeline", QWEN, H100, "dp2 pp2 zero2", "dp2 pp2 zero1"),
     case("zero_tensor", QWEN, H100, "dp2 tp2 zero3", "dp2 tp2 zero2"),
@@ -283,7 +250,7 @@ def test_phrases_name_the_numbers(job, cluster, knobs, words):
         (OLMOE, "sp2 ep2", "MoE layer fails"),
         (TINY, "pp2 pipe-zero_bubble zero1", "at zero_stage 0 only"),
         (TINY, "pp2 pipe-zero_bubble ckpt-full", "without activation_checkpointing only"),
-        (replace(TINY, precision="fp16"), "pp2 pipe-interleaved vs2", "it scales no loss"),
+        (TINY_FP16, "pp2 pipe-interleaved vs2", "it scales no loss"),
         (OLMOE, "pp2 pipe-zero_bubble", "llama, opt, qwen2 only, not olmoe"),
         (TINY, "pp2 compile-full", "regional compiles its blocks"),
         (OLMOE, "sp2 seq-all_gather", "llama, opt, qwen2 only, not olmoe"),
