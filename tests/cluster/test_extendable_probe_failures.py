@@ -284,6 +284,13 @@ def test_nodes_that_others_hold_come_free_at_no_time_that_is_known() -> None:
     assert executor.leased == []
 
 
+def test_what_needs_more_nodes_than_the_cluster_has_is_refused() -> None:
+    executor = Nodes("a", "b")
+    executor.wants("wide", 32)
+    (refused,) = executor._done
+    assert refused.failure == Failure("refused", "it needs 4 nodes, and 2 are in use")
+
+
 def test_a_probe_that_too_few_nodes_are_left_for_fails_with_a_sentence() -> None:
     executor = Nodes("a")
     waits = executor.wants("wide", 16)

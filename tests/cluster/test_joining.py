@@ -173,8 +173,6 @@ def probes(*requests):
 answers["together"] = probes(
     *(ProbeRequest(name, launch, window=quick) for name, launch in
       (("a", one), ("b", one), ("both", two))))
-too_many = ProbeRequest("three", Settings(data_parallel=4, micro_batch=1), window=quick)
-answers |= {"refused": probes(too_many)["three"]}
 
 def die():
     while not os.path.exists(sys.argv[1] + "/probes/dies/from-rank1/rank1.log"):
@@ -234,10 +232,6 @@ class TestSeveralNodes:
         assert len(records["both"]["environment"]["nodes"]) == 2
         assert records["both"]["waiting_devices"] == 0
         assert 0 < records["both"]["environment"]["relay_s"] < 1.0
-
-    def test_what_needs_more_nodes_than_there_are_is_refused(self, answers: Any) -> None:
-        assert answers["refused"]["failure"]["kind"] == "refused"
-        assert "it needs 4 nodes, and 2 are in use" in answers["refused"]["failure"]["message"]
 
     def test_a_node_that_dies_fails_its_probe_as_lost_and_the_next_one_runs(
         self, answers: Any
