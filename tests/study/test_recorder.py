@@ -272,15 +272,6 @@ def test_more_probes_may_be_asked_for_later(finished, options):
     assert result.spent.time_s > finished.spent.time_s + 2 * 5.0
 
 
-def test_a_lost_journal_is_rebuilt_from_the_trace(finished, options, run):
-    before = sorted(tuple(t.values) for t in trials(run, TrialState.COMPLETE))
-    run.journal.unlink()
-    runner = TalliedRunner(FormulaRunner())
-    optimize(runner, options)
-    assert runner.asked == []
-    assert sorted(tuple(t.values) for t in trials(run, TrialState.COMPLETE)) == before
-
-
 def test_a_torn_journal_and_a_torn_trace_are_mended(finished, options, run):
     for path in (run.journal, run.trace):
         data = path.read_bytes()
