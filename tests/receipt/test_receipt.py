@@ -79,6 +79,11 @@ FACTS = {"rank": 0, "world": 1, "pid": 5, "parent": 1, "words": ["a"]}
     [
         b"",
         b"x" * 100,
+        *(
+            HEAD.pack(2, 4.0, 5.0, 0.0, 0.0) + text.encode()
+            for number in ("Infinity", "-Infinity", "1e999", "1" * 400, "[" * 50_000)
+            for text in [json.dumps({**FACTS, "rank": "?"}).replace('"?"', number)]
+        ),
         HEAD.pack(0, 1.0, 1.0, 0.0, 0.0) + json.dumps(FACTS).encode(),
         HEAD.pack(2, math.nan, 1.0, 0.0, 0.0) + json.dumps(FACTS).encode(),
         HEAD.pack(2, 5.0, 4.0, 0.0, 0.0) + json.dumps(FACTS).encode(),
@@ -360,13 +365,3 @@ def test_slurm_comment_on_the_command_line(user: UserFolder, tmp_path: Path) -> 
     assert "The comment of Slurm job 77 is now: energy_J=" in done.err
     without = user.measure("true", options=("--slurm-comment",), env={"SLURM_JOB_ID": ""})
     assert (without.code, "this is no Slurm job" in without.err) == (0, True)
-
-
-@pytest.mark.parametrize("rank", ["Infinity", "-Infinity", "1e999", "1" * 400, "[" * 50_000])
-def test_counts_that_are_too_large_are_no_training(tmp_path: Path, rank: str) -> None:
-    from tuner.receipt.receipt import read_counts
-    from tuner.workload.hook.tally import HEAD
-
-    text = f'{{"rank": {rank}, "world": 1, "pid": 1, "parent": 1, "words": []}}'
-    (tmp_path / "0").write_bytes(HEAD.pack(1.0, 1.0, 2.0, 1.0, 1.0) + text.encode())
-    assert read_counts(tmp_path) == []
