@@ -84,9 +84,8 @@ def test_the_mlp_of_swiglu_is_two_thirds_of_four_widths() -> None:
     ],
 )
 def test_what_is_missing_is_one_sentence(changed: tuple[str, str], words: str) -> None:
-    with pytest.raises(InputError, match=words) as caught:
+    with pytest.raises(InputError, match=words):
         read(f"{LLAMA} {TRAINED}".replace(*changed))
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,6 @@ def test_declarations_of_the_command_line(text: str, expected: Knob) -> None:
 def test_a_declaration_that_is_refused(text: str, reason: str) -> None:
     with pytest.raises(InputError, match=reason) as error:
         parse_knob(text)
-    assert "\n" not in str(error.value)
     assert len(str(error.value)) < 400
 
 

@@ -222,6 +222,5 @@ def test_what_is_not_known_of_adapters_on_experts_is_doubted() -> None:
 )
 def test_targets_that_fit_no_layer_are_one_sentence(targets: str, words: str) -> None:
     config = {"model_type": "gemma3", **FAMILIES["gemma3"]}
-    with pytest.raises(InputError, match=words) as error:
+    with pytest.raises(InputError, match=words):
         facts_of(replace(QWEN, model=config, lora=LoRA(4, targets)))
-    assert "\n" not in str(error.value)
