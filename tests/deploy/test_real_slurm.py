@@ -27,7 +27,6 @@ from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.inspection import blank_job
 from tuner.workload.scripts.script_facts import ScriptFacts
 
-DAEMONS = ("munged", "slurmctld", "slurmd")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.root,

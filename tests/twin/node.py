@@ -274,11 +274,6 @@ class TwinNode(NodeState):
         device = self._gpu(gpu)
         return (device.memory_low, device.memory_high) if device.memory_high else None
 
-    def application_MHz(self, gpu: int = 0) -> tuple[int, int] | None:
-        """Return the application clocks that were set, (memory, SM); None without any."""
-        device = self._gpu(gpu)
-        return (device.application_memory, device.application_sm) if device.application_sm else None
-
     def limit_W(self, gpu: int = 0) -> float:
         """Return the power limit."""
         return self._gpu(gpu).limit_W
