@@ -54,8 +54,8 @@ class TwinGpu:
         recovery_action, fabric_state, link_recoveries: NVML's code of the action that the GPU waits
             for (0: none), the state of its NVLink fabric (3: completed), and the recoveries of its
             links; -1: not supported.
-        power_profiles: mask of the workload power profiles in effect, e.g. 2 for Max-Q, which
-            lowers the clock; -1: not supported.
+        power_profiles: mask of the workload power profiles in effect, e.g. 2 for Max-Q; -1:
+            not supported.
         persistence: persistence mode; without it settings are lost when the last client closes.
         start_s, start_busy_s: time that the first client's nvmlInit then takes for this GPU, and
             how long it is told as utilisation afterwards.

@@ -14,8 +14,6 @@
 
 enum { IDLE = 1, APPLICATION = 2, POWER_CAP = 4, THERMAL = 0x20 };
 static const double STEP_S = 0.001, REGULATE_S = 0.01, REST_C = 30.0, HYSTERESIS_K = 2.0;
-enum { MAX_Q = 2 };                      /* bit of the profile */
-static const double MAX_Q_SHARE = 0.8;   /* of the highest clock */
 static const double UTILISATION_S = 0.15; /* time constant of the utilisation that NVML reports */
 
 double twin_now(const node_t *node) {
@@ -138,10 +136,8 @@ static double target_MHz(gpu_t *gpu) {
         clock = fmin(fmax(clock, (double)gpu->lock_low), (double)gpu->lock_high);
         if ((double)gpu->lock_high < top_MHz(gpu)) reasons |= APPLICATION;
     }
-    /* Neither the voltage limiter of a consumer card nor a profile is a reason that NVML reports. */
+    /* The voltage limiter of a consumer card is no reason that NVML reports. */
     if (gpu->reach_MHz > 0 && active) clock = fmin(clock, gpu->reach_MHz);
-    if (gpu->power_profiles > 0 && gpu->power_profiles & MAX_Q)
-        clock = fmin(clock, MAX_Q_SHARE * top_MHz(gpu));
     if (heat < clock) {
         clock = heat;
         reasons |= THERMAL;
