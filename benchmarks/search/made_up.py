@@ -5,8 +5,10 @@ which a rule of the search is wrong: work in bursts, so that limits far above th
 no limit that binds, so that the front is one lucky row; a lowest limit far below the knee, by
 another amount in each launch; many launches whose best ones stand apart, behind a ridge, so that
 what is near today's tells nothing of them. `several-knobs`: simulated clusters
-(`benchmarks.search.simulated_tables`). `held-out`: batch size by power limit, and clock by limit of
-a single launch, by seeds with which no constant of the search was chosen.
+(`benchmarks.search.simulated_tables`). `misjudged`: one of these on which the models are wrong by
+far, of one value of a knob, of one launch, or of two regions. `held-out`: batch size by power
+limit, and clock by limit of a single launch, by seeds with which no constant of the search was
+chosen.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from __future__ import annotations
 import csv
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -23,6 +25,7 @@ import numpy as np
 from benchmarks.search.problems import Problem
 from benchmarks.search.simulated_tables import PROBLEMS, record
 from tuner.recordings.table import load_table
+from tuner.search_spaces.configuration import Settings
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128)
 CLOCKS_MHZ = (600, 800, 1000, 1200, 1400)
@@ -178,12 +181,49 @@ def several_knob_tables(folder: Path, launches: Iterable[int] = (40, 200)) -> li
     return made
 
 
+def _one_value(products: Mapping[Settings, float]) -> dict[Settings, float]:
+    """The micro-batch of the launch that the models rank first takes three times as long."""
+    best = min(products, key=lambda each: products[each])
+    return {each: 3.0 for each in products if each["micro_batch"] == best["micro_batch"]}
+
+
+def _one_launch(products: Mapping[Settings, float]) -> dict[Settings, float]:
+    """One launch of the better quarter takes 40 % less time than its values say."""
+    ranked = sorted(products, key=lambda each: products[each])
+    return {ranked[len(ranked) // 4]: 0.6}
+
+
+def _two_regions(products: Mapping[Settings, float]) -> dict[Settings, float]:
+    """Launches with tensor parallelism are fast with small micro-batches alone."""
+    split = {each for each in products if each["tensor_parallel"] != 1}
+    return {each: 0.6 if int(str(each["micro_batch"])) <= 2 else 1.5 for each in split}
+
+
+def misjudged_tables(folder: Path, launches: int = 90) -> list[Path]:
+    """Record a simulated cluster on which the models are wrong by far, in three ways."""
+    job, cluster, space = PROBLEMS[1]
+    ways = {"one-value": _one_value, "one-launch": _one_launch, "two-regions": _two_regions}
+    for name, way in ways.items():
+        record(
+            folder / name,
+            *(job, cluster, space),
+            most=launches,
+            spread=0.2,
+            of_values=0.05,
+            error=0.03,
+            seed=7,
+            misjudged=way,
+        )
+    return [folder / name for name in ways]
+
+
 #: Kinds of tables that are made, with what writes them, and whether they are jackknifed.
 KINDS: dict[str, tuple[Callable[[Path], list[Path]], bool]] = {
     "clock-limit": (clock_limit_tables, False),
     "adversarial": (adversarial_tables, False),
     "held-out": (held_out_tables, False),
     "several-knobs": (several_knob_tables, True),
+    "misjudged": (misjudged_tables, False),
 }
 
 

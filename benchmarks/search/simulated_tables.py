@@ -13,7 +13,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from tuner.models.analytic.constants import Constants, constants_of
 from tuner.models.analytic.model import AnalyticModel
 from tuner.models.prior import Prediction
 from tuner.search_spaces.cluster import Cluster, load_cluster
-from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.job import load_job
 from tuner.search_spaces.knobs import KNOBS
 from tuner.search_spaces.space import load_space
@@ -86,6 +86,10 @@ def departed(cluster: Cluster, spread: float, seed: int) -> tuple[Cluster, Const
     return there, replace(believed, **drawn)
 
 
+#: Of the predicted log of energy x time of each launch: factors of the time of some.
+Misjudged = Callable[[Mapping[Settings, float]], Mapping[Settings, float]]
+
+
 class DepartedTruth:
     """Truth of a cluster of `departed`, which no constants of the models describe.
 
@@ -128,6 +132,7 @@ def record(
     of_values: float,
     error: float,
     seed: int,
+    misjudged: Misjudged | None = None,
 ) -> None:
     """Write one table.
 
@@ -139,6 +144,8 @@ def record(
         of_values: of what each value of a launch knob does besides (`DepartedTruth`).
         error: relative standard deviation of each launch's own departure.
         seed: of everything drawn.
+        misjudged: of what is kept, with the model's log of energy x time at the best setting of
+            each launch, the factor by which some launches take longer yet.
     """
     job, cluster = load_job(job_name), load_cluster(cluster_name)
     candidates = load_space(space).candidates(job, cluster)
@@ -165,6 +172,13 @@ def record(
         kept += bool(answer.measurements)
         if kept == most:
             break
+    if misjudged is not None:
+        said = AnalyticModel(job, cluster).predict([row for row, _, _ in rows])
+        products: dict[Settings, float] = {}
+        for (row, _, _), log in zip(rows, np.log(said.power_W * said.step_time_s**2), strict=True):
+            products[row.launch] = min(float(log), products.get(row.launch, math.inf))
+        factors = misjudged(products)
+        rows = [(row, t * factors.get(row.launch, 1.0), p) for row, t, p in rows]
     names = sorted({name for row, _, _ in rows for name in (*row.launch, *row.live)})
     live = [name for name in names if KNOBS[name].kind == "live"]
     folder.mkdir(parents=True, exist_ok=True)

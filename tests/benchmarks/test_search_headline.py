@@ -7,20 +7,28 @@ import math
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from benchmarks.figures import Figure
 from benchmarks.search.__main__ import main, options_of
 from benchmarks.search.headline import Kind, kind_figures, over_all, search_lines
-from benchmarks.search.made_up import adversarial_tables, clock_limit_tables, held_out_tables
+from benchmarks.search.made_up import (
+    adversarial_tables,
+    clock_limit_tables,
+    held_out_tables,
+    misjudged_tables,
+)
 from benchmarks.search.names import OURS
 from benchmarks.search.own_stop import ending, own_search, own_stops, search_to_own_stop
-from benchmarks.search.problems import Problem
+from benchmarks.search.problems import Problem, load_problem
 from benchmarks.search.runner import ProblemSearch
 from benchmarks.search.samplers import WITH_MODELS
 from benchmarks.search.start import start_of
 from benchmarks.search.truth import truth_of
 from tests.support.studies import TOML, write_table
+from tuner.models.job_prior import prior_of
+from tuner.recordings.table import load_table
 
 # A tool of developers, which mypy reads on every push.
 pytestmark = pytest.mark.long
@@ -170,6 +178,23 @@ def test_made_up_tables_hold_what_they_are_made_for(tmp_path: Path) -> None:
             assert all(30 < c.micro_batch < 35 for c in front)
             others = [c for c in truth.logs if c.micro_batch < 20]
             assert truth.front_regret(others) > 0.1
+
+
+def test_what_the_models_rank_first_misses_the_front_of_the_misjudged_tables(
+    tmp_path: Path,
+) -> None:
+    for folder in misjudged_tables(tmp_path):
+        problem = Problem(folder, load_table(folder).groups[0].name)
+        truth, said = truth_of(problem), load_problem(problem).predicted_by
+        assert said is not None
+        every = list(truth.logs)
+        prior = prior_of(said.job, said.cluster)
+        assert prior is not None
+        predicted = prior.predict(every)
+        order = np.argsort(predicted.power_W * predicted.step_time_s**2)
+        launches = list(dict.fromkeys(every[i].launch for i in order))[:5]
+        assert len({each.launch for each in every}) == 90
+        assert truth.front_regret([c for c in every if c.launch in launches]) > 0.05
 
 
 def test_the_command_prints_the_figures_of_made_tables(
