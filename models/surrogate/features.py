@@ -1,9 +1,8 @@
 """Configurations as numbers: the feature columns of the surrogates.
 
 Each knob that varies over the candidates becomes one or more columns in [0, 1]. A live knob that is
-left to the device has its highest value, and a column of its own marks it. An analytic prior adds
-its log time and log power as two columns; its live part (the prediction over the mean of the
-launch) is a mean to choose from, without a column.
+left to the device has its highest value, and a column of its own marks it. What an analytic prior
+predicts is no column: it is a mean that the surrogates may take (`prior_log`).
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from tuner.models.prior import CorrectablePrior
-from tuner.models.surrogate.gaussian_process import LAUNCH, LIVE, MIXED
+from tuner.models.surrogate.gaussian_process import LAUNCH, LIVE
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.knob_declarations import CHANGED
 from tuner.search_spaces.knobs import KNOBS, Value, stage_values
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 #: An unlisted numeric knob whose values are positive and span more than this factor is logarithmic.
 LOG_RATIO = 4.0
 #: Number of launches whose windows correct the model's constants; the surrogates learn the rest.
-CORRECTING = 4
+CORRECTING = 8
 
 #: Configurations, or the numbers of candidates.
 Rows = Sequence[Configuration] | np.ndarray
@@ -110,32 +109,9 @@ def _columns_of(
     return lambda values: np.hstack([column(values) for column in columns])
 
 
-class _PredictedLogs:
-    # Log step time and log power that a model predicts of the candidates, (n, 2), and their live
-    # part: what they are over the mean of the launch. A model that misjudges the launches may still
-    # be right about how the live settings bend step time and power within each: a discrepancy of
-    # the launches alone.
-
-    def __init__(self, model: Prior, candidates: Sequence[Configuration]) -> None:
-        self._model = model
-        self.log = self(candidates)
-        places = {launch: i for i, launch in enumerate(dict.fromkeys(c.launch for c in candidates))}
-        of = np.array([places[c.launch] for c in candidates])
-        levels = np.zeros((len(places), 2))
-        np.add.at(levels, of, self.log)
-        levels /= np.bincount(of)[:, None]
-        self._levels = dict(zip(places, levels, strict=True))
-        self.live = self.log - levels[of]
-
-    def __call__(self, configurations: Sequence[Configuration]) -> np.ndarray:
-        predicted = self._model.predict(configurations)
-        return np.log(np.column_stack([predicted.step_time_s, predicted.power_W]))
-
-    def live_of(self, configurations: Sequence[Configuration]) -> np.ndarray:
-        # A launch that no candidate has is taken to be like the others.
-        middle = np.mean(list(self._levels.values()), axis=0)
-        own = [self._levels.get(c.launch, middle) for c in configurations]
-        return self(configurations) - np.array(own)
+def _predicted_logs(model: Prior, configurations: Sequence[Configuration]) -> np.ndarray:
+    predicted = model.predict(configurations)
+    return np.log(np.column_stack([predicted.step_time_s, predicted.power_W]))
 
 
 class FeatureMap:
@@ -150,8 +126,7 @@ class FeatureMap:
 
     Attributes:
         matrix: rows of the candidates, in their order, (candidates, dimension).
-        kinds: kind of each column: launch, live or mixed (`gaussian_process`).
-        priors: number of priors: the model, and its live part.
+        kinds: kind of each column, launch or live (`gaussian_process`).
     """
 
     def __init__(
@@ -172,21 +147,24 @@ class FeatureMap:
             name: _columns_of([c.get(name) for c in configurations], scales.get(name))
             for name in feature_knobs(configurations)
         }
-        self._prior = None if prior is None else _PredictedLogs(prior, configurations)
-        self._corrected, self.priors = self._prior, 0
-        log = np.zeros((len(configurations), 0))
-        if self._prior is not None:
-            log, live_part = self._prior.log, self._prior.live
-            self.priors = 2 if np.ptp(live_part, axis=0).max() > 1e-9 else 1
-        self._prior_low, self._prior_span = log.min(axis=0), np.ptp(log, axis=0)
-        self.matrix = self._compute(configurations, log)
+        # Log step time and log power of each candidate by the model, corrected or not, (n, 2).
+        self._logs = np.zeros((len(configurations), 2))
+        if prior is not None:
+            self._logs = _predicted_logs(prior, configurations)
+        self._plain, self._corrected = self._logs, prior
+        self.matrix = self._compute(configurations)
         live = {name for c in configurations for name in c.live}
         kinds = [
             LIVE if name in live else LAUNCH
             for name, columns in self._columns.items()
             for _ in range(columns([configurations[0].get(name)]).shape[1])
         ]
-        self.kinds = np.array(kinds + [MIXED] * (self.dimension - len(kinds)), dtype=int)
+        self.kinds = np.array(kinds or [LAUNCH], dtype=int)
+
+    @property
+    def has_prior(self) -> bool:
+        """True if a model predicts the candidates."""
+        return self._model is not None
 
     @property
     def dimension(self) -> int:
@@ -196,38 +174,32 @@ class FeatureMap:
     def correct(self, configurations: Sequence[Configuration], logs: np.ndarray) -> bool:
         """Correct the model's constants by the windows of the first launches; True if it changed.
 
-        The mean of `prior_log` changes and the columns stay.
+        What `prior_log` returns changes.
 
         Args:
             logs: log step time and log power of each window, (n, 2).
         """
-        model, prior = self._model, self._prior
-        if not self._learns_program or prior is None or not isinstance(model, CorrectablePrior):
+        model = self._model
+        if not self._learns_program or not isinstance(model, CorrectablePrior):
             return False
         first = list(dict.fromkeys(c.launch for c in configurations))[:CORRECTING]
         rows = [i for i, c in enumerate(configurations) if c.launch in first]
         by = (*(configurations[i] for i in rows), logs[rows].tobytes())
         if by == self._corrected_by:
             return False
-        self._corrected_by, self._corrected = by, prior
+        self._corrected_by, self._corrected, self._logs = by, model, self._plain
         if rows:
-            corrected = model.corrected([configurations[i] for i in rows], logs[rows])
-            self._corrected = _PredictedLogs(corrected, self._configurations)
+            self._corrected = model.corrected([configurations[i] for i in rows], logs[rows])
+            self._logs = _predicted_logs(self._corrected, self._configurations)
         return True
 
-    def _compute(self, configurations: Sequence[Configuration], prior: np.ndarray) -> np.ndarray:
+    def _compute(self, configurations: Sequence[Configuration]) -> np.ndarray:
         parts = [
             columns([configuration.get(name) for configuration in configurations])
             for name, columns in self._columns.items()
         ]
-        varying = self._prior_span > 1e-9
-        if varying.any():
-            parts.append(
-                ((prior - self._prior_low) / np.maximum(self._prior_span, 1e-9))[:, varying]
-            )
-        if not parts:  # a single candidate: one constant column
-            parts.append(np.zeros((len(configurations), 1)))
-        return np.hstack(parts)
+        # Of a single candidate: one constant column.
+        return np.hstack(parts or [np.zeros((len(configurations), 1))])
 
     def _numbered(self, configurations: Rows) -> Rows:
         # As numbers, unless one of them is no candidate.
@@ -241,18 +213,11 @@ class FeatureMap:
         rows = self._numbered(configurations)
         if isinstance(rows, np.ndarray):
             return self.matrix[rows]
-        prior = self._prior
-        log = np.zeros((len(rows), 0)) if prior is None else prior(rows)
-        return self._compute(rows, log)
+        return self._compute(rows)
 
-    def prior_log(self, configurations: Rows, prior: int = 0) -> np.ndarray:
-        """Return log step time and log power of the model, or of its live part (prior 1), (n, 2).
-
-        Zeros without a model.
-        """
-        rows, corrected = self._numbered(configurations), self._corrected
-        if corrected is None:
-            return np.zeros((len(rows), 2))
+    def prior_log(self, configurations: Rows) -> np.ndarray:
+        """Return log step time and log power of the model, (n, 2); zeros without one."""
+        rows, model = self._numbered(configurations), self._corrected
         if isinstance(rows, np.ndarray):
-            return (corrected.live if prior else corrected.log)[rows]
-        return corrected.live_of(rows) if prior else corrected(rows)
+            return self._logs[rows]
+        return np.zeros((len(rows), 2)) if model is None else _predicted_logs(model, rows)

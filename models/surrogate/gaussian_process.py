@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from scipy.linalg import cho_solve, cholesky, solve_triangular
@@ -50,26 +51,25 @@ def ranked(values: np.ndarray) -> np.ndarray:
 
 # Covariance of a Gaussian process over launches and live settings, and its likelihood.
 #
-#     k(x, x') = a_launch^2 kL + a_live^2 kV + a_mix^2 kL kV kB + a_own^2 kO + a constant
+#     k(x, x') = a_launch^2 kL + a_live^2 kV + a_mix^2 kL kV + a_own^2 kO + a constant
 #
-# with kL, kV and kB Matern-5/2 kernels, one length a column, over the launch columns, the live ones
-# and those of both (an analytic prediction). How a clock or a limit bends step time and power is
-# much the same under every launch, so one well-visited launch tells most of every other's curve,
-# and a single window fixes its level; what differs is left to the mix (additive kernels: Duvenaud,
-# Nickisch & Rasmussen 2011, arXiv 1112.4394). kO is a rough (Matern-1/2) kernel of the launch
-# columns with a short fixed length: each launch has a few per cent of its own (which kernels its
-# shapes select, where one bound takes over from another), which would else read as noise, or as a
-# function without length.
+# with kL and kV Matern-5/2 kernels, one length a column, over the launch columns and the live ones.
+# How a clock or a limit bends step time and power is much the same under every launch, so one
+# well-visited launch tells most of every other's curve, and a single window fixes its level; what
+# differs is left to the mix (additive kernels: Duvenaud, Nickisch & Rasmussen 2011, arXiv
+# 1112.4394). kO is a rough (Matern-1/2) kernel of the launch columns with a short fixed length:
+# each launch has a few per cent of its own (which kernels its shapes select, where one bound takes
+# over from another), which would else read as noise, or as a function without length. What a model
+# misjudges of one value it misjudges wherever that is set: of a model's errors most of kO is a sum
+# over the launch columns (`Level`), so that a few launches tell of many.
 
 
 #: Kinds of columns.
-KINDS = LAUNCH, LIVE, MIXED = 0, 1, 2
+KINDS = LAUNCH, LIVE = 0, 1
 #: Prior shares of the standard deviations of the first three parts. One without a column is a
 #: further constant.
 SHARES = (0.9, 0.3, 0.2)
-#: Prior median of a launch's own level, in log: a few per cent between neighbours.
-OWN = 0.02
-#: Length of that level's kernel: a fifth of a column's range, times sqrt(columns).
+#: Length of kO: a fifth of a column's range, times sqrt(columns) of all together.
 OWN_LENGTH = 0.2
 #: Length scales are log-normal with median exp(sqrt(2)) sqrt(d): smooth unless the data say
 #: otherwise, whatever the dimension d (Hvarfner et al. 2024, "Vanilla Bayesian optimization
@@ -82,6 +82,18 @@ AMPLITUDE_LOG_SD, NOISE_LOG_SD = 1.0, 0.7
 CONSTANT = 9.0
 #: Added to the diagonal of a covariance, a share of the variance: rounding may make it singular.
 JITTER = 1e-11
+
+
+class Level(NamedTuple):
+    """Launches' own levels, the part kO of the kernel."""
+
+    sd: float  # prior median of their standard deviation
+    by_column: float  # share of their variance that is a sum over the launch columns
+
+
+#: Of figures: a few per cent between neighbours. Of a model's errors there is more, and it belongs
+#: to values.
+OF_FIGURES, OF_ERRORS = Level(0.02, 0.0), Level(0.1, 0.9)
 
 
 @dataclass(frozen=True)
@@ -113,9 +125,9 @@ class Kernel:
 
     def __call__(self, pairs: Pairs) -> np.ndarray:
         """Covariance of each pair, (n, m)."""
-        launch, live, mixed = (pairs.matern(self.lengths, kind) for kind in KINDS)
+        launch, live = (pairs.matern(self.lengths, kind) for kind in KINDS)
         weight = self.amplitudes**2
-        total = launch * (weight[0] + weight[2] * (live * mixed)) + weight[1] * live
+        total = launch * (weight[0] + weight[2] * live) + weight[1] * live
         return np.asarray(total + weight[3] * pairs.own + self.constant)
 
 
@@ -129,15 +141,15 @@ def lower_root(covariance: np.ndarray, variance: float) -> np.ndarray:
 
 
 def prior_of_logs(
-    kinds: np.ndarray, amplitude: float, noise: float
+    kinds: np.ndarray, amplitude: float, noise: float, level: Level = OF_FIGURES
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return mean and standard deviation of the logs of the hyperparameters.
 
     Args:
         amplitude: expected standard deviation of the function.
     """
-    amplitudes = np.append(amplitude * np.array(SHARES) / np.linalg.norm(SHARES), OWN)
     counts = np.array([(kinds == kind).sum() for kind in KINDS])
+    amplitudes = np.append(amplitude * np.array(SHARES) / np.linalg.norm(SHARES), level.sd)
     lengths = LENGTH_LOG_MEDIAN + 0.5 * np.log(counts[kinds])
     sd = [[AMPLITUDE_LOG_SD] * 4, [LENGTH_LOG_SD] * len(kinds), [NOISE_LOG_SD]]
     return np.concatenate([np.log(amplitudes), lengths, [np.log(noise)]]), np.concatenate(sd)
@@ -153,15 +165,18 @@ class Pairs:
         own: correlation of the launches' own levels, which has no hyperparameter, (n, m).
     """
 
-    def __init__(self, kinds: np.ndarray, a: np.ndarray, b: np.ndarray) -> None:
+    def __init__(
+        self, kinds: np.ndarray, a: np.ndarray, b: np.ndarray, level: Level = OF_FIGURES
+    ) -> None:
         masks = {kind: kinds == kind for kind in KINDS if (kinds == kind).any()}
         self._halves = {kind: (of, *_distinct(a[:, of], b[:, of])) for kind, of in masks.items()}
         # Columns that tell launches apart; all of them where there is only one.
         columns = kinds == LAUNCH if LAUNCH in kinds else np.ones(len(kinds), dtype=bool)
-        whole = None if columns.all() else self._halves[LAUNCH]
-        _, rows, others, places = whole or (columns, *_distinct(a, b))
-        own = np.exp(-cdist(rows, others) / (OWN_LENGTH * np.sqrt(columns.sum())))
-        self.own = own.take(places)
+        half = None if columns.all() else self._halves[LAUNCH]
+        _, rows, others, places = half or (columns, *_distinct(a, b))
+        whole = np.exp(-cdist(rows, others) / (OWN_LENGTH * np.sqrt(columns.sum())))
+        each = np.exp(-np.abs(rows[:, None] - others[None]) / OWN_LENGTH).mean(axis=2)
+        self.own = (level.by_column * each + (1 - level.by_column) * whole).take(places)
 
     def matern(self, lengths: np.ndarray, kind: int) -> np.ndarray | float:
         """Matern-5/2 of the columns of a kind, (n, m); 1 if there are none."""
@@ -190,10 +205,16 @@ class Likelihood:
     """
 
     def __init__(
-        self, kinds: np.ndarray, x: np.ndarray, y: np.ndarray, variance: np.ndarray, constant: float
+        self,
+        kinds: np.ndarray,
+        x: np.ndarray,
+        y: np.ndarray,
+        variance: np.ndarray,
+        constant: float,
+        level: Level = OF_FIGURES,
     ) -> None:
         self._kinds, self._y, self._variance, self._constant = kinds, y, variance, constant
-        self._own = Pairs(kinds, x, x).own
+        self._own = Pairs(kinds, x, x, level).own
         # Squared differences a column: (d, n, n).
         self._squares = (x.T[:, :, None] - x.T[:, None, :]) ** 2
 
@@ -201,16 +222,16 @@ class Likelihood:
         """Return value and gradient at the logs of a `Kernel`."""
         kernel, n = Kernel.of_logs(logs, self._constant), len(self._y)
         weight, inverse2 = kernel.amplitudes**2, kernel.lengths**-2
-        value = [np.ones((n, n))] * 3
-        slope = [np.zeros((n, n))] * 3  # of each Matern by the log of a length, over its square
+        value = [np.ones((n, n))] * 2
+        slope = [np.zeros((n, n))] * 2  # of each Matern by the log of a length, over its square
         for kind in set(self._kinds.tolist()):
             of = self._kinds == kind
             s = np.sqrt(5.0 * np.tensordot(inverse2[of], self._squares[of], axes=1))
             decay = np.exp(-s)
             value[kind] = (1.0 + s + s * s / 3.0) * decay
             slope[kind] = (5.0 / 3.0) * (1.0 + s) * decay
-        launch, live, mixed = value
-        parts = np.array([launch, live, launch * live * mixed, self._own])
+        launch, live = value
+        parts = np.array([launch, live, launch * live, self._own])
         covariance = np.tensordot(weight, parts, axes=1) + kernel.constant
         covariance[np.diag_indices(n)] += (
             self._variance + kernel.noise**2 + JITTER * kernel.variance
@@ -220,11 +241,7 @@ class Likelihood:
         loss = 0.5 * float(self._y @ alpha) + float(np.log(np.diag(lower)).sum())
         outer = cho_solve((lower, True), np.eye(n), check_finite=False) - np.outer(alpha, alpha)
         by_amplitude = weight * np.tensordot(parts, outer, axes=2)
-        by_kind = (
-            weight[0] + weight[2] * live * mixed,
-            weight[1] + weight[2] * launch * mixed,
-            weight[2] * launch * live,
-        )
+        by_kind = weight[0] + weight[2] * live, weight[1] + weight[2] * launch
         by_length = np.zeros(len(self._kinds))
         for kind in set(self._kinds.tolist()):
             of = self._kinds == kind
@@ -309,12 +326,13 @@ class GaussianProcess:
     """A Gaussian process over rows of features, exact in its data.
 
     Args:
-        kinds: the kind of each column (`LAUNCH`, `LIVE`, `MIXED`).
+        kinds: the kind of each column (`LAUNCH`, `LIVE`).
         noise: expected standard deviation of the noise, in units of y (median of its prior;
             `NOISE_FLOOR` of it is the floor).
         most_noise: largest fitted standard deviation of the noise beside what rows state.
         amplitude: expected standard deviation of f, in units of y, until there are data to judge
             by.
+        level: launches' own levels.
     """
 
     def __init__(
@@ -324,8 +342,9 @@ class GaussianProcess:
         noise: float = 0.1,
         most_noise: float = 0.3,
         amplitude: float = 1.0,
+        level: Level = OF_FIGURES,
     ) -> None:
-        self._kinds = np.asarray(kinds, dtype=int)
+        self._kinds, self._level = np.asarray(kinds, dtype=int), level
         self.noise, self.most_noise, self.amplitude = noise, max(most_noise, noise), amplitude
         self._x, self._y, self._variance = np.empty((0, len(self._kinds))), *2 * [np.empty(0)]
         self._centre = 0.0
@@ -340,10 +359,16 @@ class GaussianProcess:
     # -- hyperparameters ---------------------------------------------------------------------
 
     def _forget_hyperparameters(self) -> None:
-        self._logs = self._start(prior_of_logs(self._kinds, self.amplitude, self.noise)[0])
+        self._logs = self._start(self._prior_of_logs(self.amplitude)[0])
         self._kernel = self._kernel_of(self._logs)
         self._drawn = list[Kernel]()
         self._fitted_at = 0
+
+    def _prior_of_logs(self, amplitude: float) -> tuple[np.ndarray, np.ndarray]:
+        return prior_of_logs(self._kinds, amplitude, self.noise, self._level)
+
+    def _pairs(self, a: np.ndarray, b: np.ndarray) -> Pairs:
+        return Pairs(self._kinds, a, b, self._level)
 
     def _kernel_of(self, logs: np.ndarray) -> Kernel:
         # The constant is broad beside the function, so that the data set it.
@@ -365,8 +390,9 @@ class GaussianProcess:
         y = self._y[rows] - self._centre
         spread = max(float(np.std(y)), 2 * self.noise)
         constant = CONSTANT * spread**2
-        likelihood = Likelihood(self._kinds, self._x[rows], y, self._variance[rows], constant)
-        mean, sd = prior_of_logs(self._kinds, spread, self.noise)
+        variance = self._variance[rows]
+        likelihood = Likelihood(self._kinds, self._x[rows], y, variance, constant, self._level)
+        mean, sd = self._prior_of_logs(spread)
         noise = (np.log([NOISE_FLOOR * self.noise, self.most_noise]) - mean[-1]) / sd[-1]
         bounds = np.vstack([np.tile([-MOST_SD, MOST_SD], (len(mean) - 1, 1)), noise])
 
@@ -405,7 +431,7 @@ class GaussianProcess:
         return refit
 
     def _given(self, kernels: Sequence[Kernel]) -> list[ConditionalProcess]:
-        pairs, y = Pairs(self._kinds, self._x, self._x), self._y - self._centre
+        pairs, y = self._pairs(self._x, self._x), self._y - self._centre
         return [ConditionalProcess(kernel, pairs, y, self._variance) for kernel in kernels]
 
     # -- predictions -------------------------------------------------------------------------
@@ -432,7 +458,7 @@ class GaussianProcess:
         """Return joint draws of offset + f at rows `x`, (draws, m), from standard normal ones, each
         at hyperparameters drawn from their posterior."""
         members = self._members()
-        across, among = Pairs(self._kinds, self._x, x), Pairs(self._kinds, x, x)
+        across, among = self._pairs(self._x, x), self._pairs(x, x)
         parts = zip(members, np.array_split(normals, len(members)), strict=True)
         drawn = [member.draw(across, among, part) for member, part in parts if len(part)]
         return self._centre + np.vstack(drawn)
@@ -449,7 +475,7 @@ class GaussianProcess:
         mean, variance = np.empty(len(x)), np.empty(len(x))
         for start in range(0, len(x), 4096):
             part = slice(start, start + 4096)
-            across = Pairs(self._kinds, self._x, x[part])
+            across = self._pairs(self._x, x[part])
             found = [member.posterior(across) for member in members]
             means, variances = map(np.array, zip(*found, strict=True))
             mean[part] = means.mean(axis=0)

@@ -1,9 +1,9 @@
 """Surrogates: posterior of step time and power given the measurements.
 
 Two regressors, on log step time and on log power; energy is their product. Their mean is the
-analytic prediction or its live part, only while it helps: at every fit of the hyperparameters the
-leave-one-out likelihoods with each of them and with none are compared. Noise is what each window
-states and a fitted part beside it (time is quiet, power is not).
+analytic prediction, only while it helps: at every fit of the hyperparameters the leave-one-out
+likelihoods with it and without are compared. Noise is what each window states and a fitted part
+beside it (time is quiet, power is not).
 """
 
 from __future__ import annotations
@@ -16,7 +16,12 @@ import numpy as np
 
 from tuner.models.surrogate import LeaveOneOut
 from tuner.models.surrogate.features import FeatureMap, Rows
-from tuner.models.surrogate.gaussian_process import GaussianProcess, first_best
+from tuner.models.surrogate.gaussian_process import (
+    OF_ERRORS,
+    OF_FIGURES,
+    TOLERANCE,
+    GaussianProcess,
+)
 from tuner.search_spaces.configuration import Configuration
 from tuner.workload.node.measure.statistics import Z90
 
@@ -30,8 +35,8 @@ MOST_NOISE = (0.3, 2 * POWER_NOISE)
 #: Expected spread of log step time and log power about the mean, before there are data: with an
 #: analytic prior, and without.
 AMPLITUDE_PRIOR, AMPLITUDE_BLIND = (0.3, 0.2), (0.7, 0.3)
-#: The prior is judged from so many measurements on. Where it has a live part, that part or no prior
-#: takes over if it predicts them better by so much in log (odds of exp(2) to 1).
+#: The prior is judged from so many measurements on. None takes over where it predicts them better
+#: by so much in log (odds of exp(2) to 1).
 JUDGE_FROM, MARGIN = 6, 2.0
 #: Standard deviations that are shown are widened by 1 + FEW / measurements, for time and for power.
 #: Set on three recorded tables and simulated clusters together. A problem's own cross-validation
@@ -100,47 +105,47 @@ class _Output:
     def __init__(self, features: FeatureMap, output: int, noise: float) -> None:
         self._features, self._output = features, output
         self._apart = np.empty(0)
-        # A tie goes to the first: a prior stays unless it harms.
-        means: list[int | None] = [*range(features.priors), None]
-        self._weaker = means[-2:] if features.priors > 1 else []
-        self._variants: dict[int | None, GaussianProcess] = {}
-        for mean in means:
-            self._variants[mean] = GaussianProcess(
+        # By whether the prior is the mean.
+        self._variants = {
+            with_prior: GaussianProcess(
                 features.kinds,
                 noise=noise,
                 most_noise=MOST_NOISE[output],
-                amplitude=(AMPLITUDE_BLIND if mean is None else AMPLITUDE_PRIOR)[output],
+                amplitude=(AMPLITUDE_PRIOR if with_prior else AMPLITUDE_BLIND)[output],
+                level=OF_ERRORS if with_prior else OF_FIGURES,
             )
-        self.mean_in_use = means[0]
+            for with_prior in ((True, False) if features.has_prior else (False,))
+        }
+        self.uses_prior = features.has_prior
 
     @property
     def regressor(self) -> GaussianProcess:
-        return self._variants[self.mean_in_use]
+        return self._variants[self.uses_prior]
 
     def base(self, configurations: Rows) -> np.ndarray:
-        return self._mean(self.mean_in_use, configurations)
+        return self._mean(self.uses_prior, configurations)
 
-    def _mean(self, mean: int | None, configurations: Rows) -> np.ndarray:
-        if mean is None:
+    def _mean(self, with_prior: bool, configurations: Rows) -> np.ndarray:
+        if not with_prior:
             return np.zeros(len(configurations))
-        return self._features.prior_log(configurations, mean)[:, self._output]
+        return self._features.prior_log(configurations)[:, self._output]
 
     def fit(
         self, configurations: Sequence[Configuration], x: np.ndarray, y: np.ndarray, variance: Any
     ) -> bool:
-        before = self.mean_in_use
+        before = self.uses_prior
         self._apart = y - self.base(configurations)
         refit = self.regressor.update(x, self._apart, variance)
         if refit and len(self._variants) > 1 and len(y) >= JUDGE_FROM:
             scores = {}
-            for mean, regressor in self._variants.items():
-                apart = y - self._mean(mean, configurations)
-                if mean != before:
+            for with_prior, regressor in self._variants.items():
+                apart = y - self._mean(with_prior, configurations)
+                if with_prior != before:
                     regressor.update(x, apart, variance)
-                scores[mean] = _log_density(apart, regressor) - MARGIN * (mean in self._weaker)
-            self.mean_in_use = list(scores)[first_best(np.array(list(scores.values())))]
+                scores[with_prior] = _log_density(apart, regressor)
+            self.uses_prior = scores[True] + MARGIN + TOLERANCE >= scores[False]
             self._apart = y - self.base(configurations)
-        return refit or self.mean_in_use != before
+        return refit or self.uses_prior != before
 
     def left_out(self) -> tuple[np.ndarray, np.ndarray]:
         mean, variance = self.regressor.leave_one_out()

@@ -199,7 +199,7 @@ class CandidatePlanner(ProbePlanner):
         return launch[: self.max_live]
 
     def _usual(self, records: Sequence[ProbeRecord]) -> list[Configuration]:
-        if not self._few_probes or self.features.priors or not records:
+        if not self._few_probes or self.features.has_prior or not records:
             return []
         today = records[0].request.configurations()[0]
         larger = [

@@ -14,7 +14,7 @@ from sklearn.gaussian_process.kernels import ConstantKernel, Matern
 from tuner.models.surrogate.gaussian_process import (
     LAUNCH,
     LIVE,
-    MIXED,
+    OF_ERRORS,
     OWN_LENGTH,
     GaussianProcess,
     Kernel,
@@ -36,13 +36,22 @@ def data() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 def peer(
     process: GaussianProcess, x: np.ndarray, y: np.ndarray, own: np.ndarray
 ) -> GaussianProcessRegressor:
-    """scikit-learn with the kernel that `process` has fitted: mix, own levels, constant, noise."""
+    """scikit-learn with the kernel that `process` has fitted: launch, own levels, constant, noise.
+
+    All columns are of the launch, so the parts of the live ones are constants.
+    """
     kernel = process._kernel
     d = x.shape[1]
-    # The parts of launch and live columns alone are constants where all are mixed.
-    parts = ConstantKernel(kernel.amplitudes[2] ** 2) * Matern(kernel.lengths, nu=2.5)
-    parts += ConstantKernel(kernel.amplitudes[3] ** 2) * Matern(OWN_LENGTH * np.sqrt(d), nu=0.5)
-    parts += ConstantKernel(kernel.constant + float(np.sum(kernel.amplitudes[:2] ** 2)))
+    launch, live, mix, level = kernel.amplitudes**2
+    parts = ConstantKernel(launch + mix) * Matern(kernel.lengths, nu=2.5)
+    parts += ConstantKernel((1 - OF_ERRORS.by_column) * level) * Matern(
+        OWN_LENGTH * np.sqrt(d), nu=0.5
+    )
+    for column in np.eye(d):
+        parts += ConstantKernel(OF_ERRORS.by_column * level / d) * Matern(
+            np.where(column, OWN_LENGTH, 1e9), nu=0.5
+        )
+    parts += ConstantKernel(kernel.constant + live)
     noise = own + process.noise_**2
     model = GaussianProcessRegressor(parts, alpha=noise, optimizer=None)
     return model.fit(x, y - y.mean())
@@ -50,7 +59,7 @@ def peer(
 
 def test_the_posterior_is_scikit_learns(data) -> None:
     x, y, own = data
-    process = GaussianProcess([MIXED] * 3, noise=0.02, amplitude=0.5)
+    process = GaussianProcess([LAUNCH] * 3, noise=0.02, amplitude=0.5, level=OF_ERRORS)
     process.update(x[:20], y[:20], own[:20])
     process.update(x, y, own)
     asked = np.random.default_rng(8).uniform(size=(50, 3))
@@ -63,7 +72,7 @@ def test_the_posterior_is_scikit_learns(data) -> None:
 
 def test_leave_one_out_in_closed_form_is_leaving_one_out(data) -> None:
     x, y, own = data
-    process = GaussianProcess([MIXED] * 3, noise=0.02, amplitude=0.5)
+    process = GaussianProcess([LAUNCH] * 3, noise=0.02, amplitude=0.5, level=OF_ERRORS)
     process.update(x, y, own)
     mean, variance = process.leave_one_out()
     for left in (0, 5, 23):
@@ -78,15 +87,13 @@ def test_leave_one_out_in_closed_form_is_leaving_one_out(data) -> None:
 
 
 def test_pairs_found_once_are_the_pairs_themselves() -> None:
-    """Launches times live settings, with and without columns of all three kinds."""
+    """Launches times live settings, with and without columns of both kinds."""
     rng = np.random.default_rng(3)
     launches, lives = rng.uniform(size=(5, 2)), np.linspace(0, 1, 4)[:, None]
     grid = np.array([[*launch, *live] for launch in launches for live in lives])
-    with_model = np.column_stack([grid, rng.uniform(size=20)])
     for x, kinds in (
         (grid, [LAUNCH, LAUNCH, LIVE]),
-        (with_model, [LAUNCH, LAUNCH, LIVE, MIXED]),
-        (with_model, [MIXED] * 4),
+        (np.array(lives), [LIVE]),
         (launches, [LAUNCH] * 2),
     ):
         of = np.array(kinds)
@@ -98,10 +105,10 @@ def test_pairs_found_once_are_the_pairs_themselves() -> None:
 
 def test_the_gradient_of_the_likelihood_is_its_slope(data) -> None:
     x, y, own = data
-    for kinds in ([LAUNCH, LIVE, MIXED], [LAUNCH] * 3, [LIVE] * 3, [MIXED] * 3):
+    for kinds in ([LAUNCH, LAUNCH, LIVE], [LAUNCH] * 3, [LIVE] * 3):
         of = np.array(kinds)
-        likelihood = Likelihood(of, x, y, own, constant=4.0)
-        logs = prior_of_logs(of, 0.5, 0.02)[0] - 0.3
+        likelihood = Likelihood(of, x, y, own, constant=4.0, level=OF_ERRORS)
+        logs = prior_of_logs(of, 0.5, 0.02, OF_ERRORS)[0] - 0.3
         slopes = [
             (likelihood(logs + step)[0] - likelihood(logs - step)[0]) / 2e-5
             for step in 1e-5 * np.eye(len(logs))

@@ -85,46 +85,15 @@ class _Prior:
         return Prediction(8.0 / degree, 100 * degree, degree)
 
 
-def test_a_prior_adds_its_two_logs() -> None:
+def test_a_prior_tells_its_logs_and_adds_no_column() -> None:
     candidates = Candidates.from_configurations(
         Configuration.of(data_parallel=d) for d in (1, 2, 4)
     )
     features = FeatureMap(candidates, prior=_Prior())
-    assert features.matrix[:, 1] == pytest.approx([1, 0.5, 0])
-    assert features.matrix[:, 2] == pytest.approx([0, 0.5, 1])
+    assert features.dimension == 1
     logs = features.prior_log([Configuration.of(data_parallel=8), candidates.configurations[0]])
     assert np.exp(logs) == pytest.approx(np.array([[1, 800], [8, 100]]))
-
-
-class _ClockPrior:
-    def predict(self, configurations: list[Configuration]) -> Prediction:
-        degree = np.array([c.data_parallel for c in configurations], dtype=float)
-        clock = np.array([c.get("clock_MHz") for c in configurations], dtype=float)
-        return Prediction(8e3 / (degree * clock), degree * clock**2, degree)
-
-
-def test_a_prior_has_a_live_part_that_no_launch_has_a_level_in() -> None:
-    candidates = Candidates.from_configurations(
-        Configuration.of(data_parallel=d, clock_MHz=c) for d in (1, 2, 4) for c in (500, 1000)
-    )
-    features = FeatureMap(candidates, prior=_ClockPrior())
-    assert features.priors == 2
-    assert features.dimension == 2 + 2  # no column of its own
-    unseen = Configuration.of(data_parallel=8, clock_MHz=1000)
-    live = features.prior_log([*candidates.configurations[2:4], unseen], prior=1)
-    log2 = np.log(2)
-    assert live[:2] == pytest.approx(np.array([[log2 / 2, -log2], [-log2 / 2, log2]]))
-    # A launch that no candidate has stands over the mean level of those that they have.
-    whole = features.prior_log([*candidates.configurations, unseen])
-    assert live[2] == pytest.approx(whole[-1] - whole[:-1].mean(axis=0))
-
-
-def test_a_prior_of_launches_alone_has_no_live_part() -> None:
-    candidates = Candidates.from_configurations(
-        Configuration.of(data_parallel=d) for d in (1, 2, 4)
-    )
-    features = FeatureMap(candidates, prior=_Prior())
-    assert features.priors == 1
+    assert (features.prior_log(np.array([0])) == logs[1:]).all()
 
 
 def test_varying_knobs_lists_launch_knobs_first() -> None:
