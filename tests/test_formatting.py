@@ -92,7 +92,7 @@ def test_an_energy_reads_back_as_itself_and_has_one_to_four_figures(kJ: float) -
         (0.0345, "3.5 %", "+3 %"),
         (0.123, "12 %", "+12 %"),
         (-0.123, "-12 %", "-12 %"),
-        (12.34, "1,234 %", "+1234 %"),
+        (12.34, "1,234 %", "+1,234 %"),
     ],
 )
 def test_percent(share: float, text: str, signed: str) -> None:
@@ -118,7 +118,7 @@ def test_no_probability_is_rounded_to_certainty(p: float, text: str) -> None:
     ("now", "less", "text"),
     [
         (90, "less energy", "10 % less energy"),
-        (103, "less energy", "3.0 % more energy"),
+        (103, "less energy", "3 % more energy"),
         (100.01, "less energy", "the same energy"),
         (100.01, "faster", "no difference"),
         (math.nan, "less energy", "an unknown change: less energy"),
@@ -126,6 +126,37 @@ def test_no_probability_is_rounded_to_certainty(p: float, text: str) -> None:
 )
 def test_change(now: float, less: str, text: str) -> None:
     assert change(now, 100, less, "more energy") == text
+
+
+def test_a_change_that_rounds_to_nothing_is_none() -> None:
+    assert change(100.4, 100, "less time", "more time") == "the same time"
+    assert change(99.4, 100, "less time", "more time") == "1 % less time"
+    assert change(2000, 100, "less", "more") == "1,900 % more"
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "digits"),
+    [
+        ((10.0, 100.0), (8.5, 100.0), 3),
+        ((10.0, 3.384), (8.5, 3.838), 4),  # 3.38 h to 3.84 h reads as 14 %, not 13
+        ((10.0, 1.0), (10.0, 1.0), 3),
+        ((10.0, 1.0), (1e9, 1e9), 3),
+        ((10.0, 1.21), (10.0, 5.668), 3),  # 368 %, where 5.67 over 1.21 is 369
+        ((1.0, 1.0), (1e-14, 1e-14), 3),  # written as 0
+        ((1.0, 1.0), (math.nan, math.inf), 3),
+        ((1.0, 1.0), (0.994999999, 1.0), 3),  # 0.995 is 0 % less, as is the truth
+        ((1.05117, 1.0), (1.08774, 1.0), 5),  # 1.05 to 1.09 and 1.051 to 1.088 read as 4 %
+    ],
+)
+def test_figures_have_the_digits_that_tell_their_ratio(
+    before: tuple[float, float], now: tuple[float, float], digits: int
+) -> None:
+    was, then = (
+        point(CHOICE, time_s, 1000 * energy_kJ / time_s, NVML)
+        for energy_kJ, time_s in (before, now)
+    )
+    assert Units().telling([(was, then)]).digits == digits
+    assert Units().telling([]).digits == 3
 
 
 def test_units_of_points_place_them_and_their_intervals() -> None:

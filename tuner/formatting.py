@@ -38,6 +38,8 @@ _TIME_UNITS = (
     ("h", 3600.0, 100 * 3600.0),
     ("days", 86400.0, math.inf),
 )
+#: Significant digits of figures at most, however close two of them are.
+MOST_DIGITS = 5
 
 
 class HasMark(Protocol):
@@ -62,12 +64,16 @@ class HasCosts(Protocol):
 
 @dataclass(frozen=True)
 class Units:
-    """The units in which one set of figures is written; `kJ` and `s` are their sizes."""
+    """The units in which one set of figures is written; `kJ` and `s` are their sizes.
+
+    `digits` is the number of significant digits of points that are compared (`telling`).
+    """
 
     energy: str = "kJ"
     kJ: float = 1.0
     time: str = "s"
     s: float = 1.0
+    digits: int = 3
 
     @classmethod
     def for_values(cls, energies_kJ: Iterable[float], times_s: Iterable[float]) -> Units:
@@ -94,6 +100,25 @@ class Units:
         if not any(getattr(point, "of_step", False) for point in every):
             return units
         return replace(units, energy=f"{units.energy}/step", time=f"{units.time}/step")
+
+    def telling(self, pairs: Iterable[tuple[HasCosts, HasCosts]]) -> Units:
+        """Return these units with as many digits as it takes for a reader who divides two figures
+        to find the percentage that is shown beside them.
+
+        Args:
+            pairs: points that are compared, the earlier one first.
+        """
+        both = [
+            (getattr(after, name), getattr(before, name))
+            for before, after in pairs
+            for name in ("energy_to_solution_kJ", "time_to_solution_s")
+        ]
+        sizes = (self.kJ, self.s) * (len(both) // 2)
+        divided = [(now / size, was / size) for (now, was), size in zip(both, sizes, strict=True)]
+        for digits in range(self.digits, MOST_DIGITS):
+            if all(_tells(now, was, digits) for now, was in divided):
+                return replace(self, digits=digits)
+        return replace(self, digits=MOST_DIGITS)
 
     def place(self, point: HasCosts) -> tuple[float, float]:
         """Return a point's time and energy in these units: where it is drawn."""
@@ -123,6 +148,17 @@ def number(value: float, digits: int = 3) -> str:
     return f"{value:,.{min(decimals, 9)}f}"
 
 
+def _tells(now: float, was: float, digits: int) -> bool:
+    # The figures as they are written have the ratio, in whole per cent, that is written; nobody
+    # checks the last digit of one above two.
+    if not (now and was and math.isfinite(now) and math.isfinite(was)):
+        return True
+    shown, divided = (float(number(value, digits).replace(",", "")) for value in (now, was))
+    if not divided or signed_percent(shown / divided - 1) == signed_percent(now / was - 1):
+        return True
+    return now / was >= 2 and abs(shown / divided - now / was) < 0.01 * now / was
+
+
 def percent(share: float) -> str:
     """Return a share in per cent, with one decimal below ten: "12 %", "3.4 %"."""
     value = 100 * share
@@ -131,6 +167,11 @@ def percent(share: float) -> str:
     if 0 < value < 0.05:
         return "under 0.1 %"
     return f"{value:.1f} %" if abs(value) < 9.95 else f"{value:,.0f} %"
+
+
+def whole_percent(share: float) -> str:
+    """Return a share in whole per cent, "3 %"."""
+    return signed_percent(share).lstrip("+")
 
 
 def probability(p: float) -> str:
@@ -159,14 +200,18 @@ def after_comma(mark: str) -> str:
 
 
 def change(now: float, before: float, less: str, more: str) -> str:
-    """Return a change like "23 % less energy", from the words for a fall and for a rise."""
+    """Return a change like "23 % less energy", from the words for a fall and for a rise.
+
+    In whole per cent, as in the tables beside it.
+    """
     share = now / before - 1 if before else math.nan
     if not math.isfinite(share):
         return f"an unknown change: {less}"
-    if abs(share) < 0.0005:
+    text = whole_percent(abs(share))
+    if text == "0 %":
         noun = less.removeprefix("less ")
         return f"the same {noun}" if noun != less else "no difference"
-    return f"{percent(abs(share))} {less if share < 0 else more}"
+    return f"{text} {less if share < 0 else more}"
 
 
 def duration(time_s: float) -> str:
@@ -281,8 +326,8 @@ def counted(count: int, word: str) -> str:
 
 def signed_percent(share: float, digits: int = 0) -> str:
     """Return a change in per cent with its sign, "+14 %"; without one where it rounds to zero."""
-    text = f"{100 * share:+.{digits}f}"
-    return f"{text if float(text) else text[1:]} %"
+    text = f"{100 * share:+,.{digits}f}"
+    return f"{text if text.strip('+-0.') else text[1:]} %"
 
 
 def right_aligned(rows: Sequence[Sequence[str]], indent: str = "") -> list[str]:

@@ -83,7 +83,7 @@ def test_a_change_below_one_per_cent_is_no_finding(planned: Result) -> None:
     today = planned.baseline
     chosen = planned.choose(deadline_s=1.005 * today.time_to_solution_s)
     assert max(abs(chosen.energy.relative), abs(chosen.time.relative)) < 0.01
-    assert "Against today: no difference worth a change (0." in str(chosen)
+    assert "Against today: no difference worth a change (" in str(chosen)
     saving = planned.choose(deadline_s=2 * today.time_to_solution_s)
     assert "Against today: 2" in str(saving)
 

@@ -222,11 +222,11 @@ class Judge(ComparesWithToday):
         """Return how a point differs from the baseline in energy and time; None without one.
 
         Errors and probabilities are the posterior's. The difference itself is that of what was
-        measured, as a table shows it, unless the verdict visibly counts another (`shrunk`).
+        measured, as every table shows it; `shrunk` is what the verdict counts instead.
         """
         found, rival = self._differences(point), self.rival(point)
-        if found is None or rival is None or not self._compared(point) or self.shrunk(point):
-            return found
+        if found is None or rival is None:
+            return None
         ratios = ratios_to(as_shown(rival), as_shown(point))
         energy, time = (
             replace(
@@ -376,7 +376,8 @@ class Judge(ComparesWithToday):
                 told |= abs(shown[place] - ratios_to(rival, point)[place]) > VISIBLE
             if told:
                 sizes = [size for size, _ in apart]
-                return Shrunk(pair[sizes.index(max(sizes))], of_energy)
+                counted = ratios_to(rival, point) if rival is not None else None
+                return Shrunk(pair[sizes.index(max(sizes))], of_energy, counted)
         return None
 
     # -- further launches ------------------------------------------------------------------------

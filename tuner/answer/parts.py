@@ -272,15 +272,28 @@ def with_probabilities(points: Sequence[Point], probabilities: Iterable[float]) 
 
 @dataclass(frozen=True)
 class Shrunk:
-    """A point whose energy, or else its time, counts as something else than what was measured."""
+    """A point whose energy, or else its time, counts as something else than what was measured.
+
+    Attributes:
+        ratios: energy and time that count over the baseline's; None without a baseline.
+    """
 
     point: Point
     of_energy: bool
+    ratios: tuple[float, float] | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the configuration and its quantity."""
         quantity = "energy" if self.of_energy else "time"
-        return {"configuration": self.point.configuration.to_json(), "quantity": quantity}
+        found: dict[str, Any] = {
+            "configuration": self.point.configuration.to_json(),
+            "quantity": quantity,
+        }
+        if self.ratios is not None:
+            energy, time = self.ratios
+            found |= self.point.meter.known({"energy_relative": energy - 1})
+            found["time_relative"] = time - 1
+        return found
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from tuner.formatting import (
     percent,
     probability,
     settings_text,
+    whole_percent,
 )
 from tuner.problem.settings import UNFINISHED, no_verdict_phrase
 from tuner.search_spaces.configuration import Configuration
@@ -207,7 +208,9 @@ def _saving(result: Answer, point: Point) -> str:
     if found is None:
         return ""
     pairs = _shown_figures(found, point)
-    saved = [f"{percent(-each.relative)} {word}" for each, word in pairs if each.relative <= -WORTH]
+    saved = [
+        f"{whole_percent(-each.relative)} {word}" for each, word in pairs if each.relative <= -WORTH
+    ]
     return f" {' and '.join(saved)}" if saved else ""
 
 
@@ -253,8 +256,16 @@ def noise_lines(result: Answer) -> list[str]:
 
 
 def noise_sentence(shrunk: Shrunk, units: Units, today: Configuration | None) -> str:
-    """Return why a measured figure counts as another one."""
+    """Return what is left of a measured difference once chance is allowed for.
+
+    Without a baseline, which figure counts instead of a measured one.
+    """
     point, counts = shrunk.point, shrunk.point.inferred
+    if shrunk.ratios is not None:
+        energy, time = shrunk.ratios
+        saved = point.meter.shown(change(energy, 1, "less energy", "more energy"))
+        left = " and ".join(filter(None, [saved, change(time, 1, "less time", "more time")]))
+        return f"Allowing for chance in few or noisy windows, expect {left} than today."
     name = "today" if point.configuration == today else settings_text(point.configuration, today)
     if shrunk.of_energy:
         figures = point.energy_to_solution_kJ, counts.energy_to_solution_kJ

@@ -205,7 +205,8 @@ def choice_lines(chosen: AnotherChoice) -> list[str]:
     point, today = chosen.point, chosen.today_configuration
     estimated = label(point.meter.mark)
     rows = [("today", each) for each in chosen.compared]
-    units = Units.of([point, *(each for _, each in rows)])
+    units = Units.of([point, *chosen.compared])
+    units = units.telling([(each, point) for each in chosen.compared])
     keeps = point.configuration == today
     lines = [chosen.choice.sentence]
     if keeps and chosen.alone:
@@ -352,6 +353,7 @@ def _menu_lines(view: View) -> list[str]:
     named = (*result.compared, *([recommended] if recommended else []))
     points = {point.configuration: point for point in named}
     points |= {configuration: point for configuration, (_, point) in offered.items()}
+    units = view.units.telling(view.pairs(points.values()))
     watts = _constant_W(list(points.values()))
     head = "settings" if watts is None else f"settings (energy: no meter, {number(watts)} W x time)"
     rows = [("", "time", "", f"energy{after_comma(view.mark)}", "", head)]
@@ -368,7 +370,7 @@ def _menu_lines(view: View) -> list[str]:
             label = result.name_of(point)
             if in_menu is not None and label.isdigit() and not chosen:
                 settings += f" #{label}"
-        times, energies, _ = figure_texts(point, view.units)
+        times, energies, _ = figure_texts(point, units)
         rows.append((f"{'>' if chosen else ' '} {name}", times, time, energies, energy, settings))
     widths = [max(len(row[i]) for row in rows[1:]) for i in range(5)]
     widths[3] = max(widths[3], len(rows[0][3]) - widths[4] - 1)

@@ -7,7 +7,7 @@ only lay it out.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -90,8 +90,8 @@ _DEGREES = ("tensor_parallel", "pipeline_parallel", "expert_parallel")
 def figure_texts(point: Point, units: Units) -> tuple[str, str, str]:
     """Return a point's time, energy and power with their units; "" for unknown ones."""
     return (
-        units.time_text(point.time_to_solution_s),
-        point.meter.shown(units.energy_text(point.energy_to_solution_kJ)),
+        units.time_text(point.time_to_solution_s, units.digits),
+        point.meter.shown(units.energy_text(point.energy_to_solution_kJ, units.digits)),
         point.meter.shown(f"{number(point.power_W)} W"),
     )
 
@@ -127,6 +127,11 @@ class View:
     @cached_property
     def units(self) -> Units:
         return Units.of(self.points)
+
+    def pairs(self, points: Iterable[Point]) -> list[tuple[Point, Point]]:
+        """Return points with the baseline's before each, where they are compared with it."""
+        rivals = [(self.result.judged.rival(point), point) for point in points]
+        return [(rival, point) for rival, point in rivals if rival is not None]
 
     @cached_property
     def names(self) -> tuple[str, ...]:
