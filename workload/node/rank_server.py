@@ -347,7 +347,9 @@ class RankServer:
             self._socket.close()  # the server kills what is left of its groups, and ends
             self._socket = None
         if self._process is not None:
-            deadline_s = time.monotonic() + END_LIMIT_S
+            # No word interrupts an import, and no rank exists before one is over.
+            limit_s = END_LIMIT_S if self._begun is None else 0.0
+            deadline_s = time.monotonic() + limit_s
             while self.alive and time.monotonic() < deadline_s:
                 time.sleep(0.005)
             if self._process.returncode is None:  # not reaped: its pid names its session

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from contextlib import closing
 from pathlib import Path
@@ -87,14 +89,27 @@ def test_a_module_that_is_missing_is_told_when_the_begun_imports_are_waited_for(
                 server.start()
 
 
-def test_a_server_ends_at_once_in_the_midst_of_an_import(tmp_path: Path) -> None:
+def test_a_server_ends_at_once_in_the_midst_of_an_import(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command's own error waited for imports that had begun beside it."""
+    monkeypatch.setattr(rank_server, "END_LIMIT_S", 60.0)  # nothing of it is waited for
     (tmp_path / "framework.py").write_text("import time; time.sleep(60)")
     with closing(server_of(tmp_path)) as server:
         server.add_imports(("framework",), (), {"framework"})
         server.begin()
         time.sleep(0.3)
+        pid = server.pid
         began_s = time.monotonic()
     assert time.monotonic() - began_s < 10
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_a_command_is_started_without_numpy() -> None:
+    """Its import took a tenth of what a small program takes to its own error."""
+    code = "import tuner.workload.node.runner, tuner.workload.scripts.observing, sys"
+    loaded = f"{code}; sys.exit('numpy' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", loaded], check=False).returncode == 0
 
 
 @pytest.mark.parametrize(

@@ -18,8 +18,6 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
-import numpy as np
-
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.knobs import by_stage, delivered_names
 from tuner.workload.node.clocks.base import FASTEST
@@ -415,6 +413,8 @@ class AgreedWindow:
 
 def sampling_error(window: Window) -> float:
     """Return the relative error of the energy by samples, from their spread and their gaps."""
+    import numpy as np
+
     powers = [sample.power_W for sample in window.samples]
     if len(powers) < 3 or not window.energy_J > 0:
         return math.inf
@@ -471,6 +471,8 @@ def _why_not_edges(first: Window, second: Window, levels: Levels) -> str:
     after_J = second.energy_J - second.sampled_energy_J
     if not 0 < after_J < GROWTH * before_J:
         return ""
+    import numpy as np
+
     highest_W = float(np.quantile([sample.power_W for sample in second.samples], 0.95))
     power_W = second.energy_J / second.length_s
     if power_W <= (1 + DIFFERS) * highest_W:

@@ -19,11 +19,13 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-
-import numpy as np
+from typing import TYPE_CHECKING
 
 from tuner.workload.node.meters.base import Reading
 from tuner.workload.records.probe import PowerSample, WindowPolicy
+
+if TYPE_CHECKING:
+    import numpy as np
 
 #: Half the width of a 90 % interval in standard errors (normal distribution).
 Z90 = 1.6448536269514722
@@ -77,6 +79,8 @@ def standard_error(values: Sequence[float] | np.ndarray) -> float:
     is positive (the effective sample size of an AR(1) series; Zieba 2010, "Effective number of
     observations and unbiased estimators of variance for autocorrelated data"). NaN below 2 values.
     """
+    import numpy as np  # not before a window: a command is started without it
+
     series = np.asarray(values, dtype=float)
     if series.size < 2:
         return math.nan
@@ -105,6 +109,8 @@ def block_edges(opened_s: float, ends_s: Sequence[float]) -> tuple[float, ...]:
 
 def _energies(samples: Sequence[PowerSample], edges_s: Sequence[float]) -> np.ndarray:
     """Return the joules between edges, (len(edges_s) - 1,): power linear between samples."""
+    import numpy as np
+
     times = np.array([sample.time_s for sample in samples])
     power = np.array([sample.power_W for sample in samples])
     edges = np.asarray(edges_s, dtype=float)
@@ -124,6 +130,8 @@ def integrate(samples: Sequence[PowerSample], start_s: float, end_s: float) -> f
 
 def block_powers(samples: Sequence[PowerSample], edges_s: Sequence[float]) -> np.ndarray:
     """Return the mean power between edges, watts; empty with fewer than 3 samples."""
+    import numpy as np
+
     if len(edges_s) < 2 or math.isnan(integrate(samples, edges_s[0], edges_s[-1])):
         return np.empty(0)
     return _energies(samples, edges_s) / np.diff(edges_s)
@@ -208,6 +216,8 @@ class Window:
 
         The samples tell how power was spread over the window, the counter how much it was.
         """
+        import numpy as np
+
         edges = self.block_edges_s
         blocks = block_powers(self.samples, edges)
         if not blocks.size:
@@ -243,6 +253,8 @@ class _Mean:
     @classmethod
     def of(cls, values: Sequence[float] | np.ndarray) -> _Mean:
         """Return the mean of a series; its error is `standard_error`."""
+        import numpy as np
+
         series = np.asarray(values, dtype=float)
         error = standard_error(series)
         if math.isnan(error) or series.mean() <= 0:
