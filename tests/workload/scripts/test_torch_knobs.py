@@ -90,6 +90,22 @@ def test_a_step_that_other_processes_stretch_hides_no_knob(tmp_path: Path) -> No
     assert added(tmp_path, {**seen, "groups": idle})[0] == {}
 
 
+def test_what_a_program_does_once_hides_no_knob(tmp_path: Path) -> None:
+    """A GAN plotted before its second step, beside which its optimizers' 8 % were 1 %."""
+    seen = facts(waited=0.0, updated=0.08)
+    first, second, *others = seen["groups"]
+    plotted = [first, {**second, "took": 100 * second["took"]}, *others]
+    assert len(others) >= 2
+    assert {*added(tmp_path, {**seen, "groups": plotted})[0]} == {"optimizer_kernel"}
+    # One step of several that waits, as where workers deliver several batches at once, counts too.
+    quiet = facts(waited=0.0, updated=0.0)["groups"]
+    waits = [*quiet[:-1], {**quiet[-1], "waited": 0.5 * quiet[-1]["took"]}]
+    assert {*added(tmp_path, {**seen, "groups": waits})[0]} == {"num_workers"}
+    # That nothing but such a step was slow is no reason.
+    slow = [first, {**second, "updated": 0.0}, *({**each, "updated": 0.0} for each in others)]
+    assert added(tmp_path, {**seen, "groups": slow})[0] == {}
+
+
 @pytest.mark.parametrize(
     ("seen", "expected"),
     [
