@@ -115,8 +115,8 @@ def _keep(result: Answer, advice: Recommendation) -> str:
         tried = f"{len(result.points)} of {int(result.about.get('candidates', 0)):,}"
         return f"Keep what you run today: only {tried} configurations were tried."
     if advice.promising is not None:
-        if (load := _load(result)) and _only_measured(result, advice):
-            # Windows beside other work differ many times over: an estimate would be a promise.
+        if _names_no_saving(result, advice):
+            load = _load(result)
             name = settings_text(advice.promising.configuration, result.today_configuration)
             return (
                 f"Keep what you run today for now: {load}, so no saving is known; {name} looked "
@@ -156,6 +156,11 @@ def _load(result: Answer) -> str:
         return ""
     cores = f"other processes used {percent(load.share)} of the cores"
     return " and ".join(filter(None, [cores * load.on_cores, load.device]))
+
+
+def _names_no_saving(result: Answer, advice: Recommendation) -> bool:
+    # Windows beside other work differ many times over: an estimate would be a promise.
+    return advice.promising is not None and bool(_load(result)) and _only_measured(result, advice)
 
 
 def _only_measured(result: Answer, advice: Recommendation) -> bool:
@@ -248,7 +253,7 @@ def noise_lines(result: Answer) -> list[str]:
     """Return the sentence of an answer whose verdict does not count figures as the table shows
     them; empty for any other."""
     advice = result.recommendation
-    if advice is None:
+    if advice is None or _names_no_saving(result, advice):
         return []
     shrunk = result.judged.shrunk(advice.promising or advice.point)
     units = Units.of([*result.points, *result.compared])

@@ -9,7 +9,7 @@ import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from . import state, watching
@@ -166,17 +166,36 @@ def _nothing(*args: Any, **kwargs: Any) -> bool:
 
 
 def silence(torch: Any) -> None:
-    """Make a probe write no checkpoints, which take time that a step does not, and disk."""
+    """Make a probe write no checkpoints, which take time that a step does not, and disk.
+
+    What is saved before the first step to a file that does not exist yet, and is no checkpoint, is
+    data that the program has prepared and will read again, in this start or in the user's own.
+    """
 
     @around(torch, "save")
     def save(plain: Any, value: Any, file: Any, *args: Any, **kwargs: Any) -> None:
-        if not isinstance(file, str | os.PathLike):  # in memory: part of the program
+        in_memory = not isinstance(file, str | os.PathLike)  # part of the program
+        steps = state.link.steps if state.link is not None else 0
+        if in_memory or not (steps or os.path.lexists(file) or _is_checkpoint(torch, value)):
             plain(value, file, *args, **kwargs)
 
     deepspeed = sys.modules.get("deepspeed")
     for name in ("save_checkpoint", "save_16bit_model", "save_fp16_model"):
         if deepspeed is not None and hasattr(deepspeed.DeepSpeedEngine, name):
             setattr(deepspeed.DeepSpeedEngine, name, _nothing)
+
+
+def _is_checkpoint(torch: Any, value: Any, depth: int = 0) -> bool:
+    # A model or an optimizer, or the state of one (torch marks a model's by its metadata).
+    if isinstance(value, torch.nn.Module | torch.optim.Optimizer):
+        return True
+    if "_metadata" in getattr(value, "__dict__", ()):
+        return True
+    if not isinstance(value, Mapping) or depth > 2:
+        return False
+    if {"state", "param_groups"} <= value.keys():
+        return True
+    return any(_is_checkpoint(torch, each, depth + 1) for each in value.values())
 
 
 WRITERS: dict[str, dict[str, tuple[str, ...]]] = {

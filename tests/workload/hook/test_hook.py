@@ -318,3 +318,53 @@ def test_a_trainer_of_the_users_own_states_the_length_as_the_one_it_is_made_of()
 def test_names_of_a_batch(name: str, is_batch: bool) -> None:
     """PPO's programs name what one step takes `minibatch_size`."""
     assert (source.BATCH.fullmatch(name) is not None) is is_batch
+
+
+@pytest.fixture
+def silenced(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Link of a probe that saves nothing but data; its number of steps can be set."""
+    link = SimpleNamespace(steps=0)
+    monkeypatch.setattr(torch, "save", torch.save)
+    monkeypatch.setattr(state, "link", link)
+    frames.silence(torch)
+    return link
+
+
+def test_data_that_a_program_prepares_is_saved_in_a_probe(
+    tmp_path: Path, silenced: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cache of a data set was left without its file, so that the program itself failed later."""
+    data = {"triples": torch.arange(6), "names": {"a": [torch.ones(2)]}}
+    torch.save(data, tmp_path / "cache.pt")
+    assert torch.load(tmp_path / "cache.pt")["triples"].tolist() == [0, 1, 2, 3, 4, 5]
+    # What is there may be of another run, and later it is a sample or a log of the training.
+    torch.save({"triples": 0}, tmp_path / "cache.pt")
+    assert "names" in torch.load(tmp_path / "cache.pt")
+    (tmp_path / "link.pt").symlink_to(tmp_path / "elsewhere.pt")
+    torch.save(data, tmp_path / "link.pt")
+    assert not (tmp_path / "elsewhere.pt").exists()
+    silenced.steps = 1
+    torch.save(data, tmp_path / "later.pt")
+    assert not (tmp_path / "later.pt").exists()
+    monkeypatch.setattr(state, "link", None)  # a process that prepares, and does not train
+    torch.save(data, str(tmp_path / "prepared.pt"))
+    assert (tmp_path / "prepared.pt").exists()
+
+
+def test_no_checkpoint_is_saved_in_a_probe_before_its_first_step_either(
+    tmp_path: Path, silenced: SimpleNamespace
+) -> None:
+    model = torch.nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters())
+    for number, value in enumerate(
+        (
+            model,
+            model.state_dict(),
+            optimizer,
+            optimizer.state_dict(),
+            {"epoch": 0, "model": model.state_dict()},
+            {"epoch": 0, "all": {"optimizer": optimizer.state_dict()}},
+        )
+    ):
+        torch.save(value, tmp_path / f"{number}.pt")
+    assert not list(tmp_path.iterdir())
