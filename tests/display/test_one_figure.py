@@ -228,6 +228,16 @@ def test_windows_on_a_busy_machine_promise_no_percentage(apart: float) -> None:
     assert "so no saving is known" not in quiet
 
 
+def test_a_saving_that_is_not_sure_promises_no_figure_of_chance() -> None:
+    """Windows of 0.1 and 0.9 s were told as "probably saves 82 %", above "expect 29 %"."""
+    lines = answer_lines(noisy_study({0: (0.1, 0.9), 1: (0.09, 0.095)}, 0.2))
+    assert "mb2 probably saves energy (estimated) and time (" in lines[0]
+    assert re.match(r"Allowing for chance .*, expect \d\d % less energy and \d\d % less", lines[1])
+    steady = answer_lines(noisy_study({0: (0.2, 0.21), 1: (0.19, 0.196)}, 0.0))
+    assert "Allowing for chance" not in "\n".join(steady)
+    assert re.search(r"saves? \d+ % energy|\d+ % less", steady[0])
+
+
 def test_json_holds_the_saving_of_the_posterior_for_a_choice() -> None:
     result = searched_study()
     found = result.choose(Constraints(budget_kJ=budget(result))).to_json()

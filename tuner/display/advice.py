@@ -208,13 +208,16 @@ def _expected(result: Answer, point: Point, p: float) -> str:
 
 
 def _saving(result: Answer, point: Point) -> str:
-    # " 10 % energy and 9 % time" by which a point is below the baseline.
+    # " 10 % energy and 9 % time" by which a point is below the baseline. Without per cent where the
+    # verdict counts others: what is not sure promises no figure that chance has made.
     found = result.judged.differences(point)
     if found is None:
         return ""
-    pairs = _shown_figures(found, point)
+    by_chance = result.judged.shrunk(point) is not None
     saved = [
-        f"{whole_percent(-each.relative)} {word}" for each, word in pairs if each.relative <= -WORTH
+        word if by_chance else f"{whole_percent(-each.relative)} {word}"
+        for each, word in _shown_figures(found, point)
+        if each.relative <= -WORTH
     ]
     return f" {' and '.join(saved)}" if saved else ""
 
