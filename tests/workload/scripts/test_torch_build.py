@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,11 +16,21 @@ from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.job import load_job
 from tuner.workload.node.platforms.nvidia import Nvidia
 from tuner.workload.node.runner import LocalRunner
-from tuner.workload.scripts.installed import TorchBuild
+from tuner.workload.scripts.installed import TorchBuild, installed_torch
 
 pytestmark = pytest.mark.needs("cc")
 Make = Callable[..., TwinNode]
 CU130 = TorchBuild("2.13.0+cu130", "13.0", "sm_75 sm_80 sm_86 sm_90 sm_100 sm_120 compute_120")
+
+
+def test_a_build_is_read_from_files_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch/__init__.py").write_text("raise RuntimeError")
+    told = "__version__ = '2.13.0+cu130'\ncuda: Optional[str] = '13.0'\nhip: Optional[str] = None\n"
+    (tmp_path / "torch/version.py").write_text(told)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "torch", raising=False)
+    assert installed_torch() == TorchBuild("2.13.0+cu130", "13.0")
 
 
 def test_a_build_that_fits_is_fine(twin_node: Make) -> None:

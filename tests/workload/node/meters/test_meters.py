@@ -634,14 +634,15 @@ class TestTimeline:
     def test_counts_samples_it_came_too_late_for(self) -> None:
         class Slow:
             calls = 0
-            release = threading.Event()
-            started = threading.Event()
+            release, started, goes_on = (threading.Event() for _ in range(3))
 
             def sample(self) -> PowerSample:
                 self.calls += 1
                 self.started.set()
                 if self.calls == 1:
                     self.release.wait(30)
+                elif self.calls == 3:
+                    self.goes_on.set()
                 return PowerSample(0.0, 1.0)
 
         slow = Slow()
@@ -649,5 +650,6 @@ class TestTimeline:
         assert slow.started.wait(30)
         threading.Event().wait(0.1)  # ten periods pass inside one sample
         slow.release.set()
+        assert slow.goes_on.wait(30)
         timeline.stop()
         assert timeline.lost >= 5
