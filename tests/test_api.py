@@ -128,8 +128,8 @@ def test_in_a_notebook_a_search_is_a_bar_that_moves(tmp_path):
 
 
 def test_every_field_of_a_request_is_an_argument():
-    # A script is the job of a request until it is inspected.
-    optimize = {"job", "script", "limits", *StudyOptions.__annotations__}
+    # A script is the job of a request until it is inspected; an executor says if models answer.
+    optimize = {"job", "script", "limits", "predicted", *StudyOptions.__annotations__}
     plan = inspect.signature(tuner.plan).parameters.keys()
     assert {item.name for item in fields(StudyRequest)} <= optimize
     assert plan - optimize == {item.name for item in fields(PlanRequest)} - optimize

@@ -77,14 +77,13 @@ def problem_of_job(
     cluster: Cluster | str = "auto",
     space: Any = None,
     *,
-    predicted: bool = False,
     max_gpus: int | None = None,
     **asked: Any,
 ) -> Problem:
     """Return the problem of a request with these arguments."""
     limits = Constraints(max_gpus=max_gpus)
     request = JobRequest(job, cluster, space, constraints=limits, **asked)
-    return from_job.problem_of_job(request, predicted=predicted)
+    return from_job.problem_of_job(request)
 
 
 def request(name: str = "p0000", *, live: tuple[Settings, ...] = (Settings(),)) -> ProbeRequest:

@@ -449,7 +449,7 @@ def run_plan(
     if request.run is not None:
         request, corrects = _of_run(request, request.run)
     job, cluster = request.named_job, cluster_to_predict(request.cluster)
-    parts = problem_parts(replace(request, job=job, cluster=cluster), predicted=True)
+    parts = problem_parts(replace(request, job=job, cluster=cluster, predicted=True))
     job, cluster = parts.job, parts.cluster
     if most := [number for number in gpus if number > cluster.devices]:
         raise InputError(

@@ -313,15 +313,12 @@ class ProblemParts:
 
     Attributes:
         request: what was asked.
-        predicted: it leaves alone what no model knows, and keeps what the built-in program cannot
-            run yet.
         job: with the declared knobs that are searched.
         space_name: as given, which may be a path.
         whole, space: the space of that name, and what of it is searched.
     """
 
     request: JobRequest
-    predicted: bool
     job: TrainingJob
     cluster: Cluster
     space_name: str
@@ -346,7 +343,11 @@ class ProblemParts:
             identity: further sections of study.toml.
         """
         today = baseline or self.baseline.configuration
-        changed = self.request.allow_changed_training
+        request = self.request
+        asked = {
+            "allow_changed_training": request.allow_changed_training,
+            "predicted": request.predicted,
+        }
         return Problem(
             name=self.job.name,
             candidates=candidates,
@@ -355,7 +356,7 @@ class ProblemParts:
             identity={
                 **identity_of(self.job, self.cluster, space),
                 "baseline": baseline_section(self.baseline.name, today),
-                "request": {"allow_changed_training": changed, "predicted": self.predicted},
+                "request": asked,
                 **(identity or {}),
             },
             job=self.job,
@@ -364,15 +365,13 @@ class ProblemParts:
         )
 
 
-def problem_parts(request: JobRequest, *, predicted: bool = False) -> ProblemParts:
-    """Find the job, cluster and space of a request; with `predicted`, declared knobs, which
-    no model knows, are left alone.
-    """
+def problem_parts(request: JobRequest) -> ProblemParts:
+    """Find the job, cluster and space of a request."""
     job = request.named_job
     cluster = cluster_of(request.cluster)
     if not request.clocks:
         cluster = replace(cluster, clock_control=False)
-    job, notes = request.searched_knobs(job, predicted=predicted)
+    job, notes = request.searched_knobs(job)
     name, why = request.space, ""
     if name is None:
         name, why = _default_space(job, cluster)
@@ -382,9 +381,7 @@ def problem_parts(request: JobRequest, *, predicted: bool = False) -> ProblemPar
     searched = request.allowed(whole)
     assumed = cluster.assumed and f"assumed of the node: {cluster.assumed}"
     notes += filter(None, [assumed, *today.notes, why])
-    return ProblemParts(
-        request, predicted, job, cluster, name, whole, searched, today, tuple(notes)
-    )
+    return ProblemParts(request, job, cluster, name, whole, searched, today, tuple(notes))
 
 
 def _default_space(job: TrainingJob, cluster: Cluster) -> tuple[str, str]:
@@ -411,13 +408,12 @@ def _why_large(job: TrainingJob, cluster: Cluster) -> str:
     return why
 
 
-def problem_of_job(request: JobRequest, *, predicted: bool = False) -> Problem:
+def problem_of_job(request: JobRequest) -> Problem:
     """Return the problem of a job on a cluster.
 
-    With `predicted`, what the built-in training program cannot run yet is kept. What needs more
-    GPUs than the job may have could not be chosen, so it is left out.
+    What needs more GPUs than the job may have could not be chosen, so it is left out.
     """
-    parts, most = problem_parts(request, predicted=predicted), request.constraints.max_gpus
+    parts, most = problem_parts(request), request.constraints.max_gpus
     job, cluster = parts.job, parts.cluster
     found = _runnable(parts)
     _leave_out_unfitting(found, parts)
@@ -532,7 +528,7 @@ def _runnable(parts: ProblemParts) -> _CandidateFilter:
     values = space.choices.items()
     varied = (n for n, found in values if isinstance(found, tuple) and len({*found}) > 1)
     sentences = list(job.sentences({*parts.space.choices, *varied}))
-    if parts.predicted and not sentences:
+    if parts.request.predicted and not sentences:
         return _CandidateFilter(every)
     able = [c for c in every if not job.refused(c)]
     if not able:
@@ -561,7 +557,7 @@ def _leave_out_unusable_here(
             f"clocks and power limits stay as they are: {platform_of(cluster).why_fixed(cluster)}"
         )
     started = launchable(parts.job, cluster)
-    if not parts.predicted and (why := started.why_not_here()):
+    if not parts.request.predicted and (why := started.why_not_here()):
         raise InputError(why)
     no_adam = cannot_build("cpu_adam", gpus=on_gpus)
     no_drive = cannot_build("async_io", gpus=on_gpus) if cluster.nvme_path else ""
@@ -630,7 +626,7 @@ def _leave_out_unfitting(found: _CandidateFilter, parts: ProblemParts) -> None:
         return
     every = found.candidates.configurations
     need = peak_memory_bytes(model, every)
-    if parts.predicted and len(need) and need.min() > limit:
+    if parts.request.predicted and len(need) and need.min() > limit:
         raise InputError(does_not_fit(job, cluster, parts.whole, len(every), float(need.min())))
     most = CANDIDATE_FACTOR
     fits = need <= most * limit

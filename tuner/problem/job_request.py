@@ -42,6 +42,8 @@ class JobRequest:
 
     #: A script whose command has not been inspected, in place of a job.
     script: Script | None = None
+    #: The models answer, and nothing is run: what the built-in program cannot run yet is kept.
+    predicted: bool = False
 
     @property
     def named_job(self) -> TrainingJob:
@@ -68,12 +70,15 @@ class JobRequest:
         """Return the part of a space that is searched."""
         return space if self.allow_changed_training else space.same_training()
 
-    def searched_knobs(self, job: TrainingJob, *, predicted: bool) -> tuple[TrainingJob, list[str]]:
-        """Return the job with the declared knobs that are searched, and notes on them."""
+    def searched_knobs(self, job: TrainingJob) -> tuple[TrainingJob, list[str]]:
+        """Return the job with the declared knobs that are searched, and notes on them.
+
+        Those are left alone where the models answer, none of which knows them.
+        """
         if not job.knobs:
             return job, []
         knobs = launchable(job).searched_knobs
-        if predicted:
+        if self.predicted:
             names = ", ".join(knob.name for knob in knobs)
             note = f"declared knobs stay at today's values, because no model knows them: {names}"
             return replace(job, knobs=fixed(knobs)), [note]

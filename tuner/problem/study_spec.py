@@ -127,6 +127,7 @@ def parse_request(study: Mapping[str, Any]) -> JobRequest | None:
         constraints=Constraints(max_gpus=study.get("constraints", {}).get("max_gpus")),
         baseline=parse_baseline(study),
         allow_changed_training=request.get("allow_changed_training") is True,
+        predicted=request.get("predicted") is True,
     )
 
 

@@ -140,8 +140,7 @@ def _searched(study: Mapping[str, Any]) -> Candidates | None:
         return cast(Candidates, found.candidates)
     if request is None:
         return None
-    predicted = study.get("request", {}).get("predicted") is True
-    return problem_of_job(request, predicted=predicted).candidates
+    return problem_of_job(request).candidates
 
 
 def read_end(ended: Mapping[str, Any]) -> SessionEnd:

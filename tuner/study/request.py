@@ -145,17 +145,8 @@ class StudyRequest(JobRequest):
     storage: str | None = None
     runs_dir: str | Path = "runs"
 
-    @property
-    def simulated(self) -> bool:
-        """True if the models answer the probes."""
-        if self.executor is None:
-            return False
-        from tuner.executors.choose import predicts
-
-        return predicts(self.executor)
-
     def resolved(self, notify: Notify | None, *, starts: bool = True) -> StudyRequest:
-        """Return the request with its knobs, and the cluster and the executor that it means.
+        """Return the request with its knobs, and with the cluster and the executor that it means.
 
         Without `starts`, a Ray cluster is not asked to start a node.
 
@@ -163,11 +154,13 @@ class StudyRequest(JobRequest):
             InputError: its parts contradict each other, or this machine has other devices than the
                 cluster.
         """
+        predicted = False
         if self.executor is not None:
-            from tuner.executors.choose import check_executor
+            from tuner.executors.choose import check_executor, predicts
 
             check_executor(self.executor)
-        if self.meter is not None and self.simulated:
+            predicted = predicts(self.executor)
+        if self.meter is not None and predicted:
             raise InputError(
                 f"executor {self.executor} measures nothing; leave the meter {self.meter!r} out"
             )
@@ -178,16 +171,15 @@ class StudyRequest(JobRequest):
             cluster, executor = self._on_cluster(notify, starts), "ray"
         if executor is None and (device := device_elsewhere(cluster)) is not None:
             raise InputError(self._elsewhere(device))
-        simulated = self.simulated
         if self.script is not None:
-            if simulated:
+            if predicted:
                 raise InputError("a script is really run, not simulated; choose another executor")
             if self.ray_address is None:
                 from tuner.workload.scripts.inspection import require_one_node
 
                 require_one_node(self.script)
-        search = self.search.with_default_limits(simulated=simulated)
-        return replace(self, cluster=cluster, executor=executor, search=search)
+        search = self.search.with_default_limits(simulated=predicted)
+        return replace(self, cluster=cluster, executor=executor, search=search, predicted=predicted)
 
     def inspected_problem(
         self, notify: Notify | None, node: ThisNode | None = None
@@ -224,12 +216,12 @@ class StudyRequest(JobRequest):
         before = RunFolder.named(self.runs_dir, name).read_study() if name else None
         if self.space is None and before is not None and Recording.of(before) is None:
             request = replace(request, space=parse_space(before))
-        problem = problem_of_job(request, predicted=self.simulated)
+        problem = problem_of_job(request)
         if inspected is not None and before is None and not _splits(problem, inspected):
             if (threaded := with_threads(inspected, cluster)) is not None:
                 announce(_why_threads(inspected))
                 request = replace(request, job=threaded)
-                problem = problem_of_job(request, predicted=self.simulated)
+                problem = problem_of_job(request)
             elif len(problem.candidates) < 2:
                 raise _nothing_to_try(inspected, script.command if script else "")
         if inspected is not None and before is None:
@@ -240,7 +232,7 @@ class StudyRequest(JobRequest):
             announce_today(problem.job, announce, problem.baseline, before=told)
         if problem.length is None:
             self.constraints.require_limits_of_a_step()
-        if self.simulated:
+        if self.predicted:
             problem = _as_prediction(problem)
             # It would repeat the prediction.
             request = replace(request, search=replace(self.search, verify=False))
