@@ -333,6 +333,7 @@ def today(folder: Path, words: str, one: dict[str, Any], ranks: int = 1, **more:
 EIGHT = group(8, 8, passes=2)
 
 
+@pytest.mark.extra("tuner.workload.scripts.frameworks")
 @pytest.mark.usefixtures("launchers_here")
 def test_the_global_batch_is_what_was_counted_on_all_ranks(tmp_path: Path) -> None:
     found = today(tmp_path, "", EIGHT, ranks=2)
