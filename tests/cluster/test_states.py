@@ -283,7 +283,10 @@ def search_with_a_probe(
             marks=pytest.mark.long,
         ),
         ("raylet", signal.SIGTERM, 2, "Ray's process on this machine (raylet) has ended; every"),
-        ("", signal.SIGTERM, 130, "interrupted; every finished probe is in"),
+        pytest.param(
+            *("", signal.SIGTERM, 130, "interrupted; every finished probe is in"),
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_what_ends_a_search_is_one_sentence_and_it_keeps_what_it_has(
