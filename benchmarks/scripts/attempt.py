@@ -32,6 +32,7 @@ ERROR_LIMIT_S = 30.0
 HAND_STEPS = 60
 #: The line of the knobs that are searched.
 _SEARCHED = re.compile(r"configurations? of (?P<knobs>\w+(?:, \w+)*);")
+_RUN = re.compile(r"run (\S+)$", re.M)
 PARTS = ("ranks", "micro_batch", "accumulation", "global_batch")
 
 
@@ -219,10 +220,8 @@ def judge(found: Attempt, program: Program, alone: Alone, code: int | None, log:
         found.verdict, found.says = "unavailable", f"alone: {alone.last_words[-300:]}"
     elif code is None:
         found.verdict = "out of time"
-    elif code == 0 and program.today:
-        runs = re.search(r"run (\S+)$", log, re.MULTILINE)
-        assert runs is not None
-        _read_result(found, program, load_result(runs[1]))
+    elif code in (0, 1) and program.today and (run := _RUN.search(log)):  # 1: measured nothing
+        _read_result(found, program, load_result(run[1]))
     elif program.error:
         told = code == 2 and re.search(program.error, log)
         found.verdict = "error told" if told else "error not told"
