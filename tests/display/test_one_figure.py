@@ -284,3 +284,19 @@ def test_a_search_that_took_far_more_than_its_points_has_a_unit_of_its_own() -> 
     )
     for spent, text in (small, large):
         assert View(replace(result, spent=spent)).spent == text
+
+
+def test_a_saving_of_few_windows_is_told_with_what_chance_leaves_of_it() -> None:
+    text = answer_lines(noisy_study({0: (0.2, 0.21, 0.22), 1: (0.15,)}, 0.0))
+    assert "29 % less time" in text[0]
+    assert text[1].startswith("Allowing for chance in few or noisy windows, expect 26 % less")
+
+
+def test_a_saving_that_every_launch_shows_has_a_narrow_interval_and_one_figure() -> None:
+    result = noisy_study({0: (0.2, 0.2, 0.2), 1: (0.1, 0.1, 0.1)}, 0.0)
+    differences = result.judged.differences(result.best)
+    assert differences is not None
+    for each in differences:
+        assert each.low < each.relative < each.high
+        assert each.high - each.low < 0.1
+    assert "Allowing for chance" not in "\n".join(answer_lines(result))
