@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from itertools import islice
+from pathlib import Path
 
 import pytest
 
 from benchmarks.figures import ROOT
 from benchmarks.mutants import (
     SUBJECTS,
+    TOUCH,
     Suite,
     compiles,
     drawn,
@@ -18,6 +22,7 @@ from benchmarks.mutants import (
     shares,
     statement,
 )
+from tests.support.commands import finished
 
 TEXT = """def f(a: int | None, limit_s: float) -> float:
     if a is None or limit_s <= 0:
@@ -84,3 +89,21 @@ def test_tests_that_run_a_line_come_first_and_the_quickest_before_others() -> No
     tests.lines = {"slow": {2, 3}, "quick": {3}, "elsewhere": {4}, "none": set()}
     assert tests.in_order([3]) == (["quick", "slow"], ["none", "elsewhere"])
     assert tests.in_order([1]) == (["quick", "elsewhere", "slow"], ["none"])  # as it is imported
+
+
+def test_what_tests_of_two_folders_run_is_noted_where_each_has_its_own_conftest(
+    tmp_path: Path,
+) -> None:
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "conftest.py").touch()
+        (tmp_path / name / f"test_{name}.py").write_text("def test_it():\n    assert True\n")
+    result = tmp_path / "touched.json"
+    words = ("-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(tmp_path))
+    done = finished([sys.executable, "-c", TOUCH, "test_second.py", str(result), *words], cwd=ROOT)
+    assert done.returncode == 0, done.stdout
+    _, found = json.loads(result.read_text())
+    assert {test: rows for test, (_, rows) in found.items()} == {
+        "first/test_first.py::test_it": [],
+        "second/test_second.py::test_it": [2],
+    }
