@@ -25,4 +25,6 @@ for step in range(int(sys.argv[1])):
     engine.step()
     if rank == 0:
         print("loss", step, repr(loss.item()), flush=True)
+# Without both, an interpreter sometimes aborts at its end under live collectives (torch 2.13).
+torch.distributed.barrier()
 torch.distributed.destroy_process_group()
