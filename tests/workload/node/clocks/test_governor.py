@@ -27,7 +27,7 @@ from tuner.workload.node.clocks.base import (
     SetByOthers,
     UnsupportedKnob,
 )
-from tuner.workload.node.clocks.governor import NvmlGovernor
+from tuner.workload.node.clocks.governor import TAKES_NONE, NvmlGovernor
 from tuner.workload.node.clocks.own_guard import EarlierValues, Guard, put_back
 from tuner.workload.node.meters.base import MeterError
 from tuner.workload.node.platforms import platform_of
@@ -274,6 +274,13 @@ class TestNvmlGovernor:
             assert fake.locked_MHz() == (1200, 1200)
             with pytest.raises(InputError, match="takes no limit"):
                 governor.apply(Settings(power_limit_W=300))
+        governor.close()
+
+    def test_a_card_that_lists_nothing_to_set_says_so_by_its_name(self, busy: Make) -> None:
+        busy(TwinGpu(lists_clocks=False, tells_limit=False))
+        governor = NvmlGovernor(environ=NO_ENV, guarded=False)
+        assert not governor.can_set
+        assert governor.why_not == f"{governor.gpus[0].name} {TAKES_NONE}"
         governor.close()
 
     def test_delivered_is_what_runs_and_not_what_was_asked(self, busy: Make) -> None:
