@@ -201,6 +201,13 @@ def test_repairing_a_sound_or_missing_file_does_nothing(tmp_path):
     assert path.read_bytes() == before
 
 
+def test_an_empty_line_before_the_torn_one_stays(tmp_path):
+    path = tmp_path / "t.jsonl"
+    path.write_bytes(b'\n{"torn')
+    repair_torn_tail(path)
+    assert path.read_bytes() == b"\n"
+
+
 @pytest.mark.parametrize(
     ("broken", "told"),
     [

@@ -168,7 +168,7 @@ class TestAProgramThatEndsTooEarly:
             "stands for a longer one, give it at least "
         )
 
-    @pytest.mark.parametrize(("steps", "step_s"), [(122, 0.5), (3, 40.0)])
+    @pytest.mark.parametrize(("steps", "step_s"), [(121, 0.5), (3, 40.0)])
     def test_a_longer_one_is(self, steps: int, step_s: float) -> None:
         policy = WindowPolicy(settle_s=0.0, min_s=200.0, max_s=200.0)
         message = self.probe(steps, lambda n: step_s, policy)
