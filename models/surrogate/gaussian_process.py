@@ -174,9 +174,11 @@ class Pairs:
         columns = kinds == LAUNCH if LAUNCH in kinds else np.ones(len(kinds), dtype=bool)
         half = None if columns.all() else self._halves[LAUNCH]
         _, rows, others, places = half or (columns, *_distinct(a, b))
-        whole = np.exp(-cdist(rows, others) / (OWN_LENGTH * np.sqrt(columns.sum())))
-        each = np.exp(-np.abs(rows[:, None] - others[None]) / OWN_LENGTH).mean(axis=2)
-        self.own = (level.by_column * each + (1 - level.by_column) * whole).take(places)
+        own = np.exp(-cdist(rows, others) / (OWN_LENGTH * np.sqrt(columns.sum())))
+        if level.by_column:
+            each = np.exp(-np.abs(rows[:, None] - others[None]) / OWN_LENGTH).mean(axis=2)
+            own = level.by_column * each + (1 - level.by_column) * own
+        self.own = own.take(places)
 
     def matern(self, lengths: np.ndarray, kind: int) -> np.ndarray | float:
         """Matern-5/2 of the columns of a kind, (n, m); 1 if there are none."""
