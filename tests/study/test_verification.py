@@ -197,15 +197,22 @@ def test_a_trace_is_not_measured_again(tmp_path) -> None:
     assert result.verification.ended.kind == "recorded_trace"
 
 
-def test_verification_ends_after_launches_that_say_nothing_of_the_configuration(tmp_path) -> None:
-    class Spoils(DrawnSamples):
-        def run(self, request):
-            if request.purpose == "verify":
-                failure = Failure("node", "another job came")
-                return ProbeRecord(request, (), METER, failure, wall_s=8.0, energy_J=100.0)
-            return super().run(request)
+class NothingVerified(DrawnSamples):
+    """Launches that verify end in a failure; those of the search are drawn."""
 
-    result = study(Spoils({1: 1.0, 2: 0.7, 4: 0.9}), tmp_path, max_probes=40)
+    def __init__(self, failure: Failure) -> None:
+        super().__init__({1: 1.0, 2: 0.7, 4: 0.9})
+        self._failure = failure
+
+    def run(self, request: ProbeRequest) -> ProbeRecord:
+        if request.purpose == "verify":
+            return ProbeRecord(request, (), METER, self._failure, wall_s=8.0, energy_J=100.0)
+        return super().run(request)
+
+
+def test_verification_ends_after_launches_that_say_nothing_of_the_configuration(tmp_path) -> None:
+    failure = Failure("node", "another job came")
+    result = study(NothingVerified(failure), tmp_path, max_probes=40)
     assert result.verification.ended.kind == "spoiled"
     last = [*takewhile(lambda purpose: purpose == "verify", reversed(purposes(result)))]
     assert len(last) == SPOILED + 1
@@ -213,15 +220,8 @@ def test_verification_ends_after_launches_that_say_nothing_of_the_configuration(
 
 def test_verification_ends_where_the_training_is_over_too_soon(tmp_path) -> None:
     """What was measured before holds: nothing of the configuration failed."""
-
-    class IsOver(DrawnSamples):
-        def run(self, request):
-            if request.purpose == "verify":
-                failure = Failure("ended", "the program ended by itself after 90 optimizer steps")
-                return ProbeRecord(request, (), METER, failure, wall_s=8.0, energy_J=100.0)
-            return super().run(request)
-
-    result = study(IsOver({1: 1.0, 2: 0.7, 4: 0.9}), tmp_path, max_probes=40)
+    failure = Failure("ended", "the program ended by itself after 90 optimizer steps")
+    result = study(NothingVerified(failure), tmp_path, max_probes=40)
     assert result.verification.ended.kind == "too_short"
     assert result.spent.failed == 0
     assert result.judged.failed == frozenset()

@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv
 import re
 import shutil
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,7 @@ from tests.support.scripts import inspected
 from tests.support.studies import run_optimize
 from tuner.api import load_result
 from tuner.cli.main import main
+from tuner.result import Result
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.knob_declarations import Knob
@@ -78,22 +81,28 @@ def test_each_way_of_a_knob_reaches_the_script(
     assert sorted(path.name for path in repo.iterdir()) == ["conf.yaml", "train.py"]
 
 
+def searched(script: Script, knobs: Sequence[Knob], **more: Any) -> Result:
+    """Search a script's own knobs here, without clocks and without verification."""
+    return run_optimize(
+        script,
+        knobs=knobs,
+        cluster=CLUSTER,
+        executor="inline",
+        clocks=False,
+        verify=False,
+        window=QUICK,
+        **more,
+    )
+
+
 @pytest.mark.long
 def test_a_deliberately_slow_setting_is_found_out(
     repo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    result = run_optimize(
-        Script("train.py --attn {attn=naive} --config conf.yaml", cwd=repo, steps=10**7),
-        knobs=[ATTENTION, PRECISION],
-        allow_changed_training=True,
-        cluster=CLUSTER,
-        executor="inline",
-        clocks=False,
-        max_probes=4,
-        verify=False,
-        name="slow",
-        runs_dir=tmp_path,
-        window=QUICK,
+    script = Script("train.py --attn {attn=naive} --config conf.yaml", cwd=repo, steps=10**7)
+    knobs = [ATTENTION, PRECISION]
+    result = searched(
+        script, knobs, runs_dir=tmp_path, name="slow", max_probes=4, allow_changed_training=True
     )
     assert result.baseline is not None
     assert result.baseline.configuration.get("attn") == "naive"
@@ -167,18 +176,9 @@ def test_a_knob_that_the_script_never_registers_is_refused(live_repo: Path, tmp_
 
 @pytest.mark.long
 def test_the_best_value_is_found_in_one_launch(live_repo: Path, tmp_path: Path) -> None:
-    result = run_optimize(
-        Script("train.py", cwd=live_repo, steps=10**7),
-        knobs=[replace(PAUSE, values=(30, 60, 0))],
-        cluster=CLUSTER,
-        executor="inline",
-        clocks=False,
-        max_probes=3,
-        verify=False,
-        name="live",
-        runs_dir=tmp_path,
-        window=QUICK,
-    )
+    script = Script("train.py", cwd=live_repo, steps=10**7)
+    knobs = [replace(PAUSE, values=(30, 60, 0))]
+    result = searched(script, knobs, runs_dir=tmp_path, name="live", max_probes=3)
     # One launch told the values apart, as it does clocks.
     records = read_trace(tmp_path / "live" / "trace" / "probes.jsonl").records
     visited = [{m.live["pause_ms"] for m in record.measurements} for record in records]
