@@ -108,13 +108,11 @@ class Units:
         Args:
             pairs: points that are compared, the earlier one first.
         """
-        both = [
-            (getattr(after, name), getattr(before, name))
+        divided = [
+            both
             for before, after in pairs
-            for name in ("energy_to_solution_kJ", "time_to_solution_s")
+            for both in zip(self.place(after), self.place(before), strict=True)
         ]
-        sizes = (self.kJ, self.s) * (len(both) // 2)
-        divided = [(now / size, was / size) for (now, was), size in zip(both, sizes, strict=True)]
         for digits in range(self.digits, MOST_DIGITS):
             if all(_tells(now, was, digits) for now, was in divided):
                 return replace(self, digits=digits)

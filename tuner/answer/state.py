@@ -247,7 +247,7 @@ def _spent(
         energy_kJ=energy_kJ,
         time_s=time_s,
         probes=len(records),
-        failed=sum(r.failure is not None and not r.failure.type.too_short for r in records),
+        failed=sum(record.failed for record in records),
         measurements=sum(len(record.measurements) for record in records),
         payback_steps=payback,
         payback_share=payback / problem.length if payback and problem.length else None,

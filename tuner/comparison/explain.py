@@ -174,7 +174,7 @@ def _failures(answer: Answer) -> tuple[list[Configuration], list[Configuration]]
     others: list[Configuration] = []
     for record in answer.failures:
         failure = record.failure
-        if failure is not None and not (failure.was_cancelled or failure.type.too_short):
+        if failure is not None and record.failed and not failure.was_cancelled:
             found = lacking if failure.type.lacks_memory else others
             found += record.request.configurations()
     return lacking, others

@@ -65,8 +65,7 @@ class ProgressLogger:
 
     def __call__(self, event: Progress) -> None:
         if self._logger.isEnabledFor(logging.INFO):
-            failure = event.record.failure if event.record is not None else None
-            failed = failure is not None and not failure.type.too_short
+            failed = event.record is not None and event.record.failed
             level = logging.WARNING if failed else logging.INFO
             for line in self._lines(event):
                 self._logger.log(level, "%s", line)
@@ -200,7 +199,7 @@ def metrics_of(event: Progress) -> dict[str, float]:
         "spent_kJ": event.spent_kJ,
         "probes": float(event.probes),
         "front_points": float(len(event.front)),
-        "failed": float(record.failure is not None and not record.failure.type.too_short),
+        "failed": float(record.failed),
     }
     if event.front:
         energies = [point.energy_to_solution_kJ for point in event.front]

@@ -102,14 +102,14 @@ def failures_of(result: Answer) -> list[ProbeRecord]:
     return [
         record
         for record in result.failures
-        if record.failure is not None and not record.failure.type.too_short
+        if record.failure is not None and record.failed
         if not record.failure.was_cancelled and record not in result.replaced_baselines
     ]
 
 
 def too_short_of(result: Answer) -> list[ProbeRecord]:
     """Return the probes whose training was over before they were complete."""
-    return [r for r in result.failures if r.failure is not None and r.failure.type.too_short]
+    return [record for record in result.failures if not record.failed]
 
 
 @dataclass(frozen=True)

@@ -598,8 +598,13 @@ class ProbeRecord:
 
     @property
     def ok(self) -> bool:
-        """True if the probe did not fail."""
+        """True if the probe is complete."""
         return self.failure is None
+
+    @property
+    def failed(self) -> bool:
+        """True if something failed; a training that was over too soon did not."""
+        return self.failure is not None and not self.failure.type.too_short
 
     @property
     def built_s(self) -> float:
