@@ -10,7 +10,9 @@ import pytest
 import tuner
 from tests.support.studies import problem_of_job
 from tuner.problem.settings import SearchSettings
+from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.job import load_job
+from tuner.search_spaces.space import Candidates
 from tuner.study.forecast import forecast
 
 DEFAULT = SearchSettings().with_default_limits()
@@ -62,3 +64,14 @@ def test_the_line_names_probes_time_energy_devices_and_clocks() -> None:
     still = problem_of_job("qwen2.5-7b", "h200-8", predicted=True, clocks=False)
     assert "clocks" not in forecast(still, DEFAULT).sentence
     assert all(not configuration.live for configuration in still.candidates)
+
+
+@pytest.mark.extra("tuner.models.job_prior")
+def test_a_value_that_the_program_changes_as_it_runs_is_no_clock() -> None:
+    """With its clocks left alone, a script with a live knob was told that they will be changed."""
+    still = problem_of_job("qwen2.5-7b", "h200-8", predicted=True, clocks=False)
+    live = [Configuration(still.baseline.launch, Settings(pause_ms=value)) for value in (0, 30)]
+    candidates = Candidates.from_configurations(live)
+    said = forecast(replace(still, candidates=candidates, job=None), DEFAULT)
+    assert not said.sets_clocks
+    assert "clocks" not in said.sentence

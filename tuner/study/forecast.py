@@ -14,6 +14,7 @@ from typing import Any
 from tuner.formatting import counted, duration, energy_text, label
 from tuner.problem.problem import Problem
 from tuner.problem.settings import LEAST_LAUNCHES, SearchSettings
+from tuner.search_spaces.knobs import KNOBS
 
 #: Launches of a search on a space of the shipped ones until nothing is left that repays a probe,
 #: and pairs of launches that verify its choice (`python -m benchmarks.search`, own stop).
@@ -77,7 +78,7 @@ def forecast(problem: Problem, settings: SearchSettings) -> SearchForecast:
     """Return the expected cost of a search on real devices."""
     cluster = problem.cluster
     assert cluster is not None
-    live = any(configuration.live for configuration in problem.candidates)
+    live = {name for configuration in problem.candidates for name in configuration.live}
     visits = USUAL_VISITS if live else 1
     launches = min(USUAL_LAUNCHES, len(problem.candidates.launches))
     each_s = each_kJ = job_kJ = None
@@ -104,7 +105,7 @@ def forecast(problem: Problem, settings: SearchSettings) -> SearchForecast:
         job_kJ,
         problem.baseline.world_size,
         cluster.device.name,
-        live,
+        any(name in KNOBS for name in live),  # others are the program's own
     )
 
 
