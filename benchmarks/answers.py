@@ -1,14 +1,8 @@
 """Whether every place names the same choice, and whether what was measured well gets into it.
 
-`one_choice_everywhere` is the share of recorded runs (tests/golden/recorded) in which the places
-that name what to run agree (`front`, `choose`, `apply`, the report, Python), and those that name
-the best of what was measured (`front`, `explain`, `compare`). `answers_lost` counts whole studies
-that measured what saves 73 % and whose answer does not train with it: ten launches of which five
-save, with launches that differ by 1 %, under limits, after interrupts, and where the baseline or
-the node fails when it is launched again. `laughable` counts sentences of the recorded runs and of
-the golden outputs that a person would laugh at: a change of under 1 % or at under 60 % that is
-recommended or named without launches that would tell, "-0 %", more than ten years, and a limit that
-is exceeded by more than 100 times.
+Answers of recorded runs (tests/golden/recorded) are compared, and whole studies of ten launches of
+which five save, with launches that differ by 1 %, end under limits, after interrupts, and where the
+baseline or the node fails when it is launched again.
 """
 
 from __future__ import annotations
@@ -248,7 +242,7 @@ FIGURES: Mapping[str, tuple[Callable[[int], float], str]] = {
 
 
 def main() -> None:
-    parser = arguments(__doc__)
+    parser = arguments(__doc__, "answers")
     parser.add_argument("--seeds", type=int, default=6, help="studies of each case")
     parser.add_argument("--quick", action="store_true", help="one study of each case")
     parser.add_argument(

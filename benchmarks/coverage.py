@@ -3,19 +3,7 @@
 Whole studies (adaptive search, further launches, answer) run on problems whose truth is
 known to the benchmark alone: made-up ones and the groups of recorded tables (`benchmarks.
 noisy_cluster`), with launches that differ by 0 to 5 %, drift and correlated windows. The answer is
-then compared with the truth:
-
-- `coverage_energy`, `coverage_time`: share of the measured points whose 90 % interval holds the
-  true figure.
-- `coverage_front_probability`: share truly on the front of the points said to be on it with a
-  probability of 0.85 to 0.95, measured or predicted. It should be near 0.9.
-- `saving_bias`: mean error of the saving of energy that a recommendation to train states, over the
-  mean half-width of its interval; positive is too much. `saving_bias_points` is the same of the
-  points of the choice and the baseline.
-- `exact_error_mean`: mean difference of shown times from the truth where every launch and window is
-  exact (`benchmarks.verdicts`): what the posterior adds of its own.
-- `false_confirmations_whole_searches`: share of studies of configurations that do not differ at
-  all in which one was recommended over the baseline.
+then compared with the truth.
 """
 
 from __future__ import annotations
@@ -184,7 +172,7 @@ def figures_of(found: Outcome, flat: Outcome) -> list[Figure]:
 
 
 def main() -> None:
-    parser = arguments(__doc__)
+    parser = arguments(__doc__, "coverage")
     parser.add_argument("tables", nargs="*", type=Path, help="folders of recorded tables")
     parser.add_argument("--studies", type=int, default=30, help="studies at each launch effect")
     parser.add_argument("--flat", type=int, default=20, help="flat ones at each launch effect")

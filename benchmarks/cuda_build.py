@@ -3,7 +3,6 @@
 No GPU is needed: NVML and the CUDA driver are the twin's, and a rank ends where a device would have
 to compute. Packages come from pip's index into cached folders: torch's CUDA build at the pinned
 version beside this environment's DeepSpeed and transformers, and the newest of all of them.
-Targets: `bad_forks` 0, `cuda_touches` before a fork 0, `ranks_at_cuinit` all.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ def said(case: str, found: Launched) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = arguments(__doc__)
+    parser = arguments(__doc__, "cuda_build")
     parser.add_argument("--packages", choices=SETS, nargs="+", default=list(SETS))
     parser.add_argument("--cases", choices=CASES, nargs="+", default=CASES, metavar="CASE")
     options = parser.parse_args(argv)

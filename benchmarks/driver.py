@@ -1,9 +1,4 @@
-"""The driver's own time: plan, record and answer, without any training.
-
-`driver_cpu_s_8_probes` is the processor's time of a whole `optimize` of eight probes, planning,
-recording and the answer included and imports left out: the median of searches with seeds of their
-own. Another program's load does not lengthen it, as it does seconds. Target: 1.5 s.
-"""
+"""The driver's own time: plan, record and answer, without any training."""
 
 from __future__ import annotations
 
@@ -41,7 +36,7 @@ def cpu_s_of_search(seed: int, probes: int = 8) -> float:
 
 
 def main() -> None:
-    parser = arguments(__doc__)
+    parser = arguments(__doc__, "driver")
     parser.add_argument("--searches", type=int, default=5, help="searches of eight probes")
     options = parser.parse_args()
     cpu_s_of_search(seed=0, probes=2)  # imports, and tables that are read once

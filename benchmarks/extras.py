@@ -13,11 +13,7 @@ which are counted, and single tests that say by a mark which extra they go throu
     python -m benchmarks.extras --without "Ray and several nodes" --keep build/checkout
     python -m benchmarks.extras --minutes 60
 
-`core_alone_passes` is of a checkout without any extra (`core_tests_skipped` are the tests that are
-left out by their mark), `without_each_passes` counts the extras without each of which the rest
-passes, and `contrib_contract_passes` installs `contrib/amd` by pip and runs the contract tests of
-its socket. `--quick` runs no tests. `--minutes` begins no further checkout after that time:
-`without_each_of` is then smaller than `extras`, and a line says so.
+`--quick` runs no tests. `--minutes` begins no further checkout after that time, and a line says so.
 """
 
 from __future__ import annotations
@@ -362,7 +358,7 @@ def folder_of(extra: str) -> str:
 
 def main() -> None:
     """Print each checkout's faults and the figures."""
-    parser = arguments(__doc__)
+    parser = arguments(__doc__, "extras")
     parser.add_argument("--quick", action="store_true", help="run no tests")
     parser.add_argument("--alone", action="store_true", help="only the core alone")
     parser.add_argument("--without", nargs="+", metavar="EXTRA", help="only without each of these")

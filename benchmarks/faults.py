@@ -2,10 +2,7 @@
 
 Each fault runs in an empty folder: the driver is killed at each point of its cycle and at random
 moments, disks fill, storages become unavailable, ranks die, hang or misbehave, GPU drivers fail.
-Outcomes are observed from outside (`tests.faults.harness`): measurements lost or recorded twice,
-clocks that stay wrong, processes and temporary folders left, the time from a rank's death to the
-start of the next probe, and if a search that continues ends with the front of one that nothing
-disturbed (`tests.faults.moments`). Targets: none of these, and 3 s.
+Outcomes are observed from outside (`tests.faults.harness`, `tests.faults.moments`).
 
 With `--pieces FILE` each outcome is kept, so that the whole may be stopped and started again, and
 run in parts (`--part 1/2`, `--only`); the figures are those of the part that was asked for.
@@ -48,7 +45,7 @@ def _wrong(outcome: Outcome) -> str:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Cause every fault, print its outcome, and publish the figures."""
-    parser = arguments(__doc__)
+    parser = arguments(__doc__, "faults")
     add_arguments(parser, "fault")
     parser.add_argument(
         "--again", action="store_true", help="cause those once more that FILE has as failed"

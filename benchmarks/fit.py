@@ -1,18 +1,13 @@
 """How right `tuner fit` is: torch's own counts, and published runs that ran or ran out of memory.
 
-`python -m benchmarks.fit` prints, for each job, micro-batch and checkpointing, the bytes that
-torch counts (`benchmarks.validation.torch_memory`) beside the predicted ones without context and
-communication, with the model's states sharded over eight ranks by ZeRO-3; the same under FSDP2,
-where what is gathered is counted too (`benchmarks.validation.torch_fsdp`); the same of jobs with
-LoRA (`fit_lora_error_median`, which the median of all leaves out); the bytes per parameter that
-torch, bitsandbytes and torchao take for states, where they are installed; and for each published
-run the predicted peak, the verdict and, where the source states one, the measured peak.
-
-`fit_bytes_error_median` is over torch's counts and the measured peaks together, and given for each
-apart. `fit_false_yes` counts runs that ran out and are said to fit (a probability of at least a
-half), `fit_false_no` runs that ran and are said not to. What the models were fitted on: the
-`context_bytes` of GH200 are fitted to 12 plans of OPT-350M, which are not in this table; the
-published runs are held out. The forms of the activations' terms follow papers and torch's counts.
+Printed for each job, micro-batch and checkpointing are the bytes that torch counts
+(`benchmarks.validation.torch_memory`) beside the predicted ones without context and communication,
+with the model's states sharded over eight ranks by ZeRO-3; the same under FSDP2, where what is
+gathered is counted too (`benchmarks.validation.torch_fsdp`); the same of jobs with LoRA; and for
+each published run the predicted peak, the verdict and, where the source states one, the measured
+peak. What the models were fitted on: the `context_bytes` of GH200 are fitted to 12 plans of
+OPT-350M, which are not in this table; the published runs are held out. The forms of the
+activations' terms follow papers and torch's counts.
 
 `--reports` prints instead what is said of people's trainings on one GPU that ran or ran out
 (`benchmarks.validation.reports`).
@@ -123,7 +118,7 @@ def errors_of_runs(runs: list[Ran]) -> tuple[list[str], list[float], int, int]:
 
 def main() -> None:
     """Print tables and figures."""
-    parser = arguments(__doc__)
+    parser = arguments(__doc__, "fit")
     parser.add_argument("--reports", action="store_true", help="reports of one GPU alone")
     args = parser.parse_args()
     if args.reports:

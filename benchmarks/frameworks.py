@@ -178,7 +178,7 @@ def figures(rows: Sequence[Row]) -> list[Figure]:
 
 
 def main() -> int:
-    parser = arguments(__doc__)
+    parser = arguments(__doc__, "frameworks")
     parser.add_argument("--source", action="append", default=[], metavar="NAME=FOLDER")
     parser.add_argument("--only", action="append", default=[], metavar="NAME")
     args = parser.parse_args()

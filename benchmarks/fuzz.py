@@ -1,6 +1,6 @@
 """Malformed input: twenty thousand files, arguments and commands of a user, mutated at random.
 
-See `tests.fuzz.fuzzer` for what counts as a failure. Target: none.
+See `tests.fuzz.fuzzer` for what counts as a failure.
 
 With `--pieces FILE` each chunk of inputs is kept, so that the whole may be stopped and started
 again, and run in parts (`--part 1/2`, `--only`); the figures are those of the part asked for.
@@ -39,7 +39,7 @@ def _print(name: str, seen: Seen) -> None:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Try all inputs on all workers, print the failures, and publish the figures."""
-    parser = arguments(__doc__)
+    parser = arguments(__doc__, "fuzz")
     parser.add_argument("--inputs", type=int, default=20_000, help="of all kinds together")
     parser.add_argument("--seed", type=int, default=0)
     add_arguments(parser, "chunk")

@@ -90,7 +90,7 @@ def failed_tests(addresses: Iterable[str]) -> set[str]:
 
 def main() -> None:
     at = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
-    options = arguments(__doc__).parse_args(sys.argv[1:at])
+    options = arguments(__doc__, "held").parse_args(sys.argv[1:at])
     listed, known = faults(), functions_of_tests()
     if sys.argv[at + 1 :]:
         named = sorted({each for fault in listed for test in fault.tests for each in known[test]})

@@ -1,9 +1,8 @@
 """Launch time of a probe: from the request to the first measured step.
 
 The first probe pays for interpreter, imports and op builds; later ones fork from a process that has
-paid already. The same probes with a fresh interpreter per rank, in the same run, give the ratio.
-The launch includes building the model, `deepspeed.initialize`, the first step and the warm-up
-steps. Target: 2 s for the second and later probes.
+paid already. The same probes with a fresh interpreter per rank run beside them. The launch includes
+building the model, `deepspeed.initialize`, the first step and the warm-up steps.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ def run(runner: LocalRunner, configuration: Configuration, name: str) -> ProbeRe
 
 
 def main() -> None:
-    parser = arguments(__doc__)
+    parser = arguments(__doc__, "launch")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     cluster = detect_cluster()

@@ -418,7 +418,7 @@ def figures_of(name: str, found: Outcome) -> list[Figure]:
 
 
 def main() -> None:
-    parser = arguments(__doc__)
+    parser = arguments(__doc__, "machines")
     parser.add_argument("machines", nargs="*", metavar="MACHINE", help="(default: all of --list)")
     parser.add_argument("--list", action="store_true", help="name the machines and end")
     parser.add_argument("--brief", action="store_true", help="a short search, fewer tests")

@@ -1,8 +1,4 @@
-"""Overhead of metering; `benchmarks.twin` has the error of its energy.
-
-Real training steps with and without metering alternately: the overhead with its interval. Target:
-under 0.1 %.
-"""
+"""Overhead of metering, in real training steps; `benchmarks.twin` has the error of its energy."""
 
 from __future__ import annotations
 
@@ -82,7 +78,7 @@ def overhead(pairs: int, block_s: float) -> list[Figure]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = arguments(__doc__)
+    parser = arguments(__doc__, "metering")
     parser.add_argument("--pairs", type=int, default=40, help="at least 2 (default: 40)")
     parser.add_argument("--block-s", type=float, default=3.0, help="length of each half of a pair")
     options = parser.parse_args(argv)

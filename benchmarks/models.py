@@ -336,7 +336,7 @@ def _adapter_figures() -> list[Figure]:
 
 def main() -> None:
     """Print the figures."""
-    options = arguments(__doc__).parse_args()
+    options = arguments(__doc__, "models").parse_args()
     found = compare_families(classes_of_families())
     stacks = {*classes_of_families(STACKS)}
     print(f"counted, with a doubt on activations and time: {', '.join(found.doubted)}")

@@ -368,7 +368,7 @@ def shares(number: int, parts: int) -> list[int]:
 
 
 def main() -> None:
-    parser = arguments(__doc__)
+    parser = arguments(__doc__, "mutants")
     parser.add_argument("--only", choices=SUBJECTS, help="changes of this file alone")
     parser.add_argument("--number", type=int, default=200, help="changes in all (default: 200)")
     parser.add_argument(

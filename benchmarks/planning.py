@@ -1,10 +1,4 @@
-"""How long a plan takes and how much memory.
-
-`python -m benchmarks.planning` prints `plan_100k_s` (qwen2.5-7b on h100-32, space full: 229,950
-configurations, scaled to 100,000), `plan_5m_s` and `plan_5m_peak_MiB` (the same with more
-micro-batches, clocks and limits on 8 to 256 GPUs, scaled to 5 million), and the same in seconds of
-processor time, which other programs on the machine do not lengthen: a plan uses one core.
-"""
+"""How long a plan takes and how much memory."""
 
 from __future__ import annotations
 
@@ -78,7 +72,7 @@ def _apart(space: str, gpus: Sequence[int] = ()) -> dict[str, float]:
 
 def main() -> None:
     """Print the figures."""
-    parser = arguments(__doc__)
+    parser = arguments(__doc__, "planning")
     parser.add_argument("--one", nargs="+", help=argparse.SUPPRESS)
     parser.add_argument("--no-large", action="store_true", help="leave out the large plan")
     args = parser.parse_args()

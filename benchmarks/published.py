@@ -41,7 +41,7 @@ def comparisons(
 
 
 def main() -> None:
-    parser = arguments(__doc__)
+    parser = arguments(__doc__, "published")
     parser.add_argument("--shared", type=Path, default=REPOSITORY.parent / "shared")
     parser.add_argument("--only", metavar="NAME", help="one comparison")
     parser.add_argument("--fit", action="store_true", help="print the fitted constants")

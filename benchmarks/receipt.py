@@ -2,15 +2,11 @@
 
 (1) On a twin GPU node, random loads of two GPUs with imperfect sensors (as in `benchmarks.twin`)
 are measured by the command, in real time, and the receipt's energy is compared with the exact one
-of the same span: `receipt_error_median`, `receipt_error_worst` (aim 0.1 %).
+of the same span.
 (2) Two equal trainings on cores, one with the receipt and one without, run in turn for some tenths
-of a second, while the other one is stopped. `receipt_overhead` compares the processor time of their
-steps (aim 0.5 %), with a 95 % interval over rounds of new processes, for two processes of the same
-program differ by some per cent; `receipt_step_cost` is the time that counting takes in a step that
-does nothing else.
-(3) Commands on cores that others use: `share_error` is the error of the energy that the receipt
-gives as the command's own, against what the estimated meter gives for its processor time on a node
-of its own (aim 10 %), and `share_error_without` that of the node's energy.
+of a second, while the other one is stopped, over rounds of new processes, for two processes of the
+same program differ by some per cent.
+(3) Commands run on cores that others use.
 """
 
 from __future__ import annotations
@@ -302,7 +298,7 @@ def shares(rounds: int) -> list[Figure]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Print the figures."""
-    parser = arguments(__doc__)
+    parser = arguments(__doc__, "receipt")
     parser.add_argument("--runs", type=int, default=8, help="on the twin; 0 skips (default: 8)")
     parser.add_argument("--seconds", type=float, default=15.0, help="of each (default: 15)")
     parser.add_argument("--rounds", type=int, default=12, help="at least 2; 0 skips (default: 12)")

@@ -2,10 +2,8 @@
 
 The study runs in a network namespace of its own, where its listening sockets are sampled. The
 namespace has a loopback interface and one more with a default route, so that a packet to any other
-machine has somewhere to go and is counted there. `--inside FOLDER` is what runs inside it. A
-finding of a security review is open if one of the tests that hold it (`benchmarks.held`) is missing
-or fails; they are run. Targets: no connection to another machine, no listening socket beyond
-loopback, 217 lines that run as root where the user is not root, and no open finding.
+machine has somewhere to go and is counted there. `--inside FOLDER` is what runs inside it. The
+tests that hold findings of security reviews (`benchmarks.held`) are run.
 """
 
 from __future__ import annotations
@@ -279,7 +277,7 @@ def study_figures() -> list[Figure]:
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Watch a study and publish the figures; with --inside, be what watches it."""
-    parser = arguments(__doc__)
+    parser = arguments(__doc__, "security")
     parser.add_argument(
         "--inside", type=Path, metavar="FOLDER", help="of the study; it runs in this namespace"
     )

@@ -1,23 +1,11 @@
 """Size and shape of the code: lines, longest pieces, layers and cycles.
 
-A report, which fails nothing; `tests/test_size.py` and `tests/test_layers.py` fail on imports
-(`import_violations`, `import_cycles`) and on a file that no row of the ledger owns. A file above
-800 lines and a function above 80 are named: a review asks for the reason.
-
-The ledger (`benchmarks/data/ledger.toml`) gives each production file and test to a capability, and
-each capability to the core or an extra: lines of both are printed for each. `core_imports_extras`
-are the imports of modules of extras in modules of the core, inside functions, too (`--verbose`
-lists them); `mode_lines` and `mode_files` ask for a mode. `production_files` are .py files,
-templates and shell code. `--walk` adds the figures of `benchmarks.walk`, of one request that really
-runs (about a minute): files and functions until the first probe and in all, those of extras among
-the files, and how many functions only forward.
-
-Lines are counted in .py files as `wc -l` does; `production_lines` is the import package. The public
-entry points `optimize`, `plan` and `replay` are left out of `most_parameters`; each longest piece
-is named above the figures. `lines.tuner` are the modules beside the packages, `docs_words` the
-words of `docs` and of the changelog, `import_cycles` the groups of modules that import each other
-(inside functions, too). `imports_running_up` are imports against `LAYERS`, and inside `workload`
-against `WORKLOAD_PARTS`.
+A report, which fails nothing; `tests/test_size.py` and `tests/test_layers.py` fail on imports and
+on a file that no row of the ledger owns. The ledger (`benchmarks/data/ledger.toml`) gives each
+production file and test to a capability, and each capability to the core or an extra: lines of both
+are printed for each. `--verbose` lists the imports of extras in the core. `--walk` adds the figures
+of one request that really runs (`benchmarks.walk`, about a minute). Each longest piece is named
+above the figures.
 """
 
 from __future__ import annotations
@@ -294,7 +282,7 @@ def measure(
 
 def main() -> None:
     """Print the longest pieces and the figures."""
-    parser = arguments(__doc__)
+    parser = arguments(__doc__, "size")
     parser.add_argument("--top", type=int, default=5, help="pieces to name (default: 5)")
     parser.add_argument("--walk", action="store_true", help="walk through one request (a minute)")
     parser.add_argument(

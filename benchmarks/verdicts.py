@@ -188,7 +188,7 @@ def figures_of(kinds: dict[Row, list[Outcome]]) -> list[Figure]:
 
 
 def main() -> None:
-    parser = arguments(__doc__)
+    parser = arguments(__doc__, "verdicts")
     parser.add_argument("--trials", type=int, default=400, help="searches a row")
     parser.add_argument("--first", type=int, default=100_000, help="first seed")
     parser.add_argument("--quick", action="store_true", help="only the rows that the aims name")

@@ -1,19 +1,6 @@
 """Words that users read: how many, how many for one thing, and how much help there is.
 
-- `docs_words`, `readme_words`: words of `docs` with the changelog, and of the README.
-- `terms_for_today`: how many of `TERMS` name the configuration that the user runs today, in the
-  help of every command, in the text that commands print (the golden outputs but their JSON, tables
-  and scripts), in the report's page, and in the docs for users (README, `docs` without `develop`).
-  Code is left out of the docs: names of the Python API and of files are not prose. Each other term
-  than today's is listed above the figures, with how often each place has it.
-- `help_lines_optimize`: lines of `tuner optimize --help` at 80 columns.
-- `commands`: commands that `tuner --help` shows.
-- `width_over_80`: lines over 80 columns of the commands that read a run, for every recorded run
-  (tests/golden/recorded), and of those that read none, on a terminal of 80 columns. What is one
-  word, as a path, does not count.
-- `undefined_words_in_answer`: knobs whose short name such an answer has and does not explain.
-
-Aims: 25,000, 800, 1, 60, 17, 0 and 0.
+The recorded runs are those of tests/golden/recorded.
 """
 
 from __future__ import annotations
@@ -197,4 +184,4 @@ def figures() -> list[Figure]:
 
 
 if __name__ == "__main__":
-    publish(figures(), arguments(__doc__).parse_args().json)
+    publish(figures(), arguments(__doc__, "words").parse_args().json)

@@ -15,7 +15,7 @@ PARTS = ("lead", "schedule", "states")
 
 
 def main() -> None:
-    parser = arguments(__doc__)
+    parser = arguments(__doc__, "cluster")
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"of {', '.join(PARTS)}")
     options = parser.parse_args()
     if unknown := sorted(set(options.parts) - set(PARTS)):

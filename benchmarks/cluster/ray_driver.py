@@ -90,7 +90,7 @@ def executor_alone(
 
 
 def main() -> None:
-    parser = arguments(__doc__)
+    parser = arguments(__doc__, "cluster.ray_driver")
     parser.add_argument("--nodes", type=int, default=64)
     parser.add_argument("--raylets", type=int, default=4)
     parser.add_argument("--probes", type=int, default=1250)

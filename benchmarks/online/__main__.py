@@ -151,7 +151,7 @@ def figures_of(steady: Sequence[Result], drifting: Sequence[Result], suffix: str
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Train, print a line a problem and the figures."""
-    parser = arguments(__doc__)
+    parser = arguments(__doc__, "online")
     parser.add_argument("--seeds", type=int, default=6, help="runs of each problem (default: 6)")
     parser.add_argument("--max-slowdown", type=float, default=0.05, help="promise (default: 0.05)")
     parser.add_argument(

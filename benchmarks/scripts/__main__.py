@@ -4,24 +4,6 @@ Each program of `scripts.toml` is started alone, then by `tuner optimize -- COMM
 compares the answer with values read by hand from the program's source. Outcomes are kept in the
 cache folder, one JSON each, so an interrupted run continues. `--sources DIR` holds the repositories
 as `OWNER/NAME` or `OWNER+NAME/repo`; without it they are downloaded from GitHub at their commits.
-
-- `answered_at_first_attempt`: share of the programs with a recommendation, with the right error
-  where they cannot train here, or with the word that nothing can be turned, or that the training
-  is too short to be measured, where that is so (aim 0.95).
-- `today_wrong`: programs of which ranks, micro-batch, accumulation or global batch are misread.
-- `misread_silently`: those of them that were answered all the same (aim 0).
-- `something_to_turn`: share of the programs that train of which more than the threads of a rank was
-  searched (aim 0.8).
-- `table_outside_windows`: times in the tables of all answers that lie outside of what the windows
-  of the same configuration showed (aim 0).
-- `today_s_over_own`, `first_point_s_over_own`: time to the line of today's training, and to the
-  first measured point, over the program's own to its first step (aims 1.3 and a second, 3 and a
-  window; `first_point_without_window_over_own` leaves the window of that point out).
-- `error_told_s_over_own`: time to the error over that to the program's own death (aim 1.3). These
-  are medians, with the program alone in the same run.
-- `recommendation_holds`: share of the recommendations whose time by hand (their launch.sh and the
-  user's command in turn, twice) lies in their interval; `promise_kept`: share of what was named as
-  promising, because other processes or few launches left doubt, that was faster by hand.
 """
 
 from __future__ import annotations
@@ -110,7 +92,7 @@ def _ratios(pairs: Iterable[tuple[float | None, float | None]]) -> list[float]:
 
 
 def main() -> None:
-    parser = arguments(__doc__)
+    parser = arguments(__doc__, "scripts")
     parser.add_argument("--sources", type=Path, metavar="DIR", help="repositories, OWNER/NAME")
     parser.add_argument("--cache", type=Path, default=cache_folder(), metavar="DIR")
     parser.add_argument("--only", action="append", default=[], metavar="NAME")

@@ -1,23 +1,18 @@
-"""Search cost in joules until the front of a recorded table is found, by sampler.
+"""Joules that searches of recorded tables pay, at their own stop and until the front is found.
 
-Each group of a table is one problem. A sampler plans in a real study (`tuner.study.recorder`); the
-table answers with its noise and charges what a probe would have cost. A run ends when the
-noise-free means of its measurements cover the true front's hypervolume to within 1 % (log energy,
-log time; the reference is the front's nadir plus 10 % of its range, at least 0.005), or when the
-table is exhausted; a run that never gets there is charged the whole table, point by point, and
-makes its group one of `groups_never_found`. The oracle launches exactly the front's launch settings
-and visits exactly its live settings.
-
-Every search starts at the user's baseline or at a launch drawn at random
+Each group of a table is one problem. A sampler plans in a real study; the table answers with its
+noise and charges what a probe would have cost. The front is found when the noise-free means of the
+measurements cover the true front's hypervolume to within 1 % (log energy, log time; the reference
+is the front's nadir plus 10 % of its range, at least 0.005); a run that never gets there is charged
+the whole table, point by point. The oracle launches exactly the front's launch settings and visits
+exactly its live settings. Every search starts at the user's baseline or at a launch drawn at random
 (`benchmarks.search.start`).
 
 The headline is what a search pays until it ends itself, by kind of table, beside the peers that end
 themselves (`benchmarks.search.headline`): the given tables jackknifed (`--jackknife`) and as
 recorded (`--seeds`), and those that are made (`--made`, `benchmarks.search.made_up`). kareus has a
-figure of its own beside other tables.
-
-On jackknifed tables tuned, seen and held-out groups also stand apart
-(`benchmarks.search.problems`). If a table names the job and cluster that it recorded
+figure of its own beside other tables. On jackknifed tables tuned, seen and held-out groups also
+stand apart (`benchmarks.search.problems`). If a table names the job and cluster that it recorded
 (`[predicted_by]`), `joulefront+models` is joulefront with the analytic models of that job, as in a
 study.
 """
@@ -59,8 +54,7 @@ KAREUS = "kareus-attention-a100"
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = arguments(__doc__)
-    parser.prog = "python -m benchmarks.search"
+    parser = arguments(__doc__, "search")
     add = parser.add_argument
     add("tables", nargs="*", type=Path, metavar="TABLE_DIR", help="folders with table.toml")
     add(

@@ -1,11 +1,6 @@
 """The GPU path on a twin GPU node: its errors against the exact truth.
 
-Nothing here is a measurement of a GPU. Targets: energy error 0.5 % (median) and 1 % (worst) under
-filtered power and a lagging counter, and 1 % under power smoothing; no clock left wrong,
-no power limit of others undone, by whatever end and guard; every condition of fleets right and
-doctor in agreement with what a study does; and by a whole
-study 98 % of the true front's hypervolume, windows off the laws by 0.05 % (median) and 0.5 %
-(worst), and points by 1 %, both as verdicts count them and as a table shows them.
+Nothing here is a measurement of a GPU.
 """
 
 from __future__ import annotations
@@ -112,7 +107,7 @@ def front(max_probes: int) -> list[Figure]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = arguments(__doc__)
+    parser = arguments(__doc__, "twin")
     parser.add_argument("--windows", type=int, default=500, help="random windows (default: 500)")
     parser.add_argument("--rounds", type=int, default=5, help="of each fault (default: 5)")
     parser.add_argument(
