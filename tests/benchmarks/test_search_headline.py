@@ -14,6 +14,7 @@ from benchmarks.figures import Figure
 from benchmarks.search.__main__ import main, options_of
 from benchmarks.search.headline import Kind, kind_figures, over_all, search_lines
 from benchmarks.search.made_up import (
+    KINDS,
     adversarial_tables,
     clock_limit_tables,
     held_out_tables,
@@ -236,7 +237,7 @@ def test_the_command_prints_the_figures_of_made_tables(
         "driver_cpu_s_per_probe",
         "search_lines",
     }
-    assert options_of([]).made == ["clock-limit", "adversarial", "held-out", "several-knobs"]
+    assert options_of([]).made == [*KINDS]
     for wrong in (["--made", "rooms"], ["--made", ""]):
         with pytest.raises(SystemExit) as ended:
             options_of(wrong)
