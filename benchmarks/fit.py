@@ -19,7 +19,7 @@ import statistics
 from dataclasses import replace
 
 from benchmarks.figures import Figure, arguments, publish
-from benchmarks.validation import reports, state_bytes
+from benchmarks.validation import reports
 from benchmarks.validation.comparison import table
 from benchmarks.validation.ran import Ran, read_runs, verdict
 from benchmarks.validation.torch_fsdp import fsdp_bytes
@@ -149,9 +149,6 @@ def main() -> None:
     print("\n".join(table(("dp8 fsdp2", *heads), rows)), "\n", flush=True)
     lines, lora_errors = _with_lora()
     print("\n".join(lines), "\n", flush=True)
-    states = state_bytes.rows()
-    text = [(what, f"{truth:.4f}", f"{said:.4f}") for what, truth, said in states]
-    print("\n".join(table(("bytes per parameter", "made", "counted"), text)), "\n", flush=True)
     lines, errors, false_yes, false_no = errors_of_runs(read_runs())
     print("\n".join(lines), flush=True)
     both = [abs(error) for error in (*counted_errors, *fsdp_errors, *errors)]
@@ -162,7 +159,6 @@ def main() -> None:
             Figure("fit_torch_error_median", 100 * _median(counted_errors), "%"),
             Figure("fit_fsdp_error_median", 100 * _median(fsdp_errors), "%"),
             Figure("fit_lora_error_median", 100 * _median(lora_errors), "%"),
-            Figure("fit_state_bytes_error_worst", 100 * max(_off(states)), "%"),
             Figure("fit_published_error_median", 100 * _median(errors), "%"),
             Figure("fit_false_yes", false_yes, "count"),
             Figure("fit_false_no", false_no, "count"),
@@ -193,10 +189,6 @@ def _row(case: str, truth: float, said: float) -> tuple[str, ...]:
     """Return a line of a table of torch's count and the prediction."""
     off = f"{100 * (said / truth - 1):+.1f} %"
     return case, f"{truth / 1e9:.2f}", f"{said / 1e9:.2f}", off
-
-
-def _off(states: list[tuple[str, float, float]]) -> list[float]:
-    return [abs(said / truth - 1) for _, truth, said in states]
 
 
 def _median(errors: list[float]) -> float:

@@ -25,7 +25,6 @@ from tuner.problem.settings import SearchSettings
 
 #: A peer whose own stop loses more than this in the worst tenth of its runs is no rival.
 MOST_REGRET = 0.01
-RANDOM_SWEEP = "random-sweep"
 #: Begins the figures of searches with the models of a table's job.
 MODELLED = "own_stop_over_oracle_modelled"
 #: Packages whose lines are those of the search.
@@ -201,8 +200,7 @@ def kind_figures(kind: Kind) -> list[Figure]:
     figures.append(Figure(f"{begin}_over_oracle", over, "ratio"))
     groups = kind.groups(OURS).values()
     runs = [[run for problem in each for run in kind.runs[problem, OURS]] for each in groups]
-    figures.append(never_found(runs, f"_{kind.name}"))
-    return figures + _worst_group(kind)
+    return [*figures, never_found(runs, f"_{kind.name}")]
 
 
 def split_figures(kind: Kind) -> list[Figure]:
@@ -242,22 +240,11 @@ def _effort(kind: Kind) -> list[Figure]:
     ]
 
 
-def _worst_group(kind: Kind) -> list[Figure]:
-    ours, theirs = kind.to_truth(OURS), kind.to_truth(RANDOM_SWEEP)
-    if not theirs:
-        return []
-    worst = max(ours, key=lambda group: ours[group] / theirs[group])
-    ratio = ours[worst] / theirs[worst]
-    print(f"  worst group over {RANDOM_SWEEP}: {ratio:.2f} ({worst})")
-    return [Figure(f"worst_group_over_random_sweep_{kind.name}", ratio, "ratio")]
-
-
 def over_all(figures: Sequence[Figure]) -> list[Figure]:
     """Return the figures over all kinds: groups never found, and the worst of the others."""
     found = []
     every: tuple[tuple[str, Callable[[list[float]], float], str], ...] = (
         ("groups_never_found", sum, "count"),
-        ("worst_group_over_random_sweep", max, "ratio"),
         ("own_stop_over_best_peer", max, "ratio"),
         ("own_stop_over_oracle", max, "ratio"),
         ("front_regret_mean", max, "%"),
