@@ -9,6 +9,7 @@ tests that hold findings of security reviews (`benchmarks.held`) are run.
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import json
 import os
 import shutil
@@ -23,6 +24,8 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+
+import psutil
 
 from benchmarks.figures import ROOT, Figure, arguments, publish
 from benchmarks.held import Fault, failed_tests, faults, functions_of_tests, without_a_test
@@ -138,64 +141,33 @@ def _query(message: bytes) -> str:
     return ".".join(labels)
 
 
-def _processes() -> list[Path]:
-    """Return /proc/PID of every process in this network namespace."""
-    ours, found = os.readlink("/proc/self/ns/net"), []
-    for path in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):
-            if os.readlink(path / "ns/net") == ours:
-                found.append(path)
-    return found
+def listening(named: dict[str, str]) -> None:
+    """Add TCP sockets beyond loopback: "address:port" -> name of the process, or "?"."""
+    for each in psutil.net_connections("tcp"):
+        address = ipaddress.ip_address(each.laddr.ip)
+        address = getattr(address, "ipv4_mapped", None) or address
+        if each.status == psutil.CONN_LISTEN and not address.is_loopback:
+            place = f"{'*' if address.is_unspecified else address}:{each.laddr.port}"
+            if named.get(place, "?") == "?":
+                named[place] = _process(each.pid)
 
 
-def _words(process: Path) -> list[str]:
-    with contextlib.suppress(OSError):
-        return (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
-    return []
-
-
-def _listening(named: dict[str, str]) -> None:
-    """Add listening TCP sockets beyond loopback: inode -> "process address:port"."""
-    new = {}
-    for table in ("/proc/self/net/tcp", "/proc/self/net/tcp6"):
-        for line in Path(table).read_text().splitlines()[1:]:
-            columns = line.split()
-            host, port = columns[1].split(":")
-            loopback = host.endswith("7F") if len(host) == 8 else host in _LOOPBACK_6
-            if len(host) == 32 and host.startswith("0" * 16 + "FFFF0000") and host.endswith("7F"):
-                loopback = True  # ::ffff:127.x.y.z
-            if columns[3] == "0A" and not loopback and columns[9] not in named:
-                new[columns[9]] = f"{_shown(host)}:{int(port, 16)}"
-    if not new:
-        return
-    for process in _processes():
-        for link in process.glob("fd/*"):
-            with contextlib.suppress(OSError):
-                inode = os.readlink(link).removeprefix("socket:[").removesuffix("]")
-                if inode in new:
-                    name = (process / "comm").read_text().strip()
-                    words = " ".join(_words(process))
-                    if name.startswith("python"):
-                        names = ("tuner.cli.main", "driver"), ("fork_server", "rank")
-                        name = next((n for part, n in names if part in words), words[-60:])
-                    named[inode] = f"{name} {new.pop(inode)}"
-    named.update({inode: f"? {address}" for inode, address in new.items()})
-
-
-_LOOPBACK_6 = ("00000000000000000000000001000000",)
-
-
-def _shown(host: str) -> str:
-    if not int(host, 16):
-        return "*"
-    data = b"".join(bytes.fromhex(host[i : i + 8])[::-1] for i in range(0, len(host), 8))
-    return socket.inet_ntop(socket.AF_INET if len(data) == 4 else socket.AF_INET6, data)
+def _process(pid: int | None) -> str:
+    """Return what a process is called here."""
+    if pid is None:
+        return "?"
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        words = " ".join(process.cmdline())
+        names = ("tuner.cli.main", "driver"), ("fork_server", "rank")
+        return next((name for part, name in names if part in words), process.name())
+    return "?"
 
 
 def watch_inside(folder: Path) -> None:
     """Run and watch the study in this namespace; write what was seen to FOLDER/seen.json."""
     _interfaces()
-    seen, outside, listening = ObservedStudy(), set[str](), dict[str, str]()
+    seen, outside, reached = ObservedStudy(), set[str](), dict[str, str]()
     threading.Thread(target=_capture, args=(outside,), daemon=True).start()
     time.sleep(0.3)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as trial:
@@ -227,7 +199,7 @@ def watch_inside(folder: Path) -> None:
         )
         try:
             while command.poll() is None and time.monotonic() - began_s < STUDY_S:
-                _listening(listening)
+                listening(reached)
                 time.sleep(0.1)
         finally:
             with contextlib.suppress(ProcessLookupError):
@@ -236,7 +208,8 @@ def watch_inside(folder: Path) -> None:
         seen.code = command.returncode
         error.seek(0)
         seen.error = error.read()[-1000:].strip()
-    seen.outside, seen.listening = sorted(outside), sorted(listening.values())
+    seen.outside = sorted(outside)
+    seen.listening = sorted(f"{name} {place}" for place, name in reached.items())
     (folder / "seen.json").write_text(json.dumps(asdict(seen)))
 
 

@@ -62,3 +62,12 @@ def quantiles(errors: Sequence[float] | np.ndarray) -> tuple[float, float, float
     """Median, 90th percentile and worst of absolute errors."""
     size = np.abs(np.asarray(errors, dtype=float))
     return float(np.median(size)), float(np.quantile(size, 0.9)), float(size.max())
+
+
+def median_and_worst(name: str, errors: Sequence[float] | np.ndarray) -> list[Figure]:
+    """Return the figures of absolute errors, given as shares; "*" in the name is which it is."""
+    median, _, worst = quantiles(errors)
+    return [
+        Figure(name.replace("*", "median"), 100 * median, "%"),
+        Figure(name.replace("*", "worst"), 100 * worst, "%"),
+    ]

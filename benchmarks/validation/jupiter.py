@@ -15,7 +15,13 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.figures import Figure
-from benchmarks.validation.comparison import Comparison, quantiles, rows_of, table
+from benchmarks.validation.comparison import (
+    Comparison,
+    median_and_worst,
+    quantiles,
+    rows_of,
+    table,
+)
 from tuner.models.analytic.constants import Constants, constants_of
 from tuner.models.analytic.model import AnalyticModel
 from tuner.search_spaces.cluster import load_cluster
@@ -304,11 +310,7 @@ def compare(csv_file: Path, *, refit: bool = False) -> Comparison:
     figures = []
     for column in COLUMNS:
         if errors[column]:
-            median, _, worst = quantiles(errors[column])
-            figures += [
-                Figure(f"jupiter_{column}_median_error", 100 * median, "%"),
-                Figure(f"jupiter_{column}_worst_error", 100 * worst, "%"),
-            ]
+            figures += median_and_worst(f"jupiter_{column}_*_error", errors[column])
     figures += _direction_figures(directions, identifiable)
     for column, name in (("tflops_per_gpu", "time"), ("gpu_power_W", "power")):
         shared, own = _parts(runs, column)

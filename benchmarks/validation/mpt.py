@@ -16,7 +16,14 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.figures import Figure
-from benchmarks.validation.comparison import DATA, Comparison, quantiles, rows_of, table
+from benchmarks.validation.comparison import (
+    DATA,
+    Comparison,
+    median_and_worst,
+    quantiles,
+    rows_of,
+    table,
+)
 from benchmarks.validation.gpt2 import gpt2
 from tuner.models.analytic.constants import Constants, constants_of, load_constants
 from tuner.models.analytic.model import AnalyticModel, Program
@@ -150,7 +157,7 @@ def fit(runs: Sequence[Run]) -> Constants:
 def compare(*, refit: bool = False) -> Comparison:
     """Return the comparison; `refit` prints the constants that all runs of a device give."""
     runs = read_runs()
-    rows, lines, figures = [], [], []
+    rows, lines, figures = [], [], list[Figure]()
     every: list[float] = []
     for device in LINKS:
         here = [run for run in runs if run.device == device]
@@ -170,10 +177,8 @@ def compare(*, refit: bool = False) -> Comparison:
         every += held
         name = device.replace("-SXM-", "_").lower()
         figures += [
-            Figure(f"published_unseen_mpt_{name}_time_median", 100 * quantiles(held)[0], "%"),
-            Figure(f"published_unseen_mpt_{name}_time_worst", 100 * quantiles(held)[2], "%"),
-            Figure(f"mpt_{name}_time_median_error", 100 * quantiles(known)[0], "%"),
-            Figure(f"mpt_{name}_time_worst_error", 100 * quantiles(known)[2], "%"),
+            *median_and_worst(f"published_unseen_mpt_{name}_time_*", held),
+            *median_and_worst(f"mpt_{name}_time_*_error", known),
         ]
         if refit:
             found = fit(here)
@@ -194,11 +199,7 @@ def compare(*, refit: bool = False) -> Comparison:
             "where gathering is not hidden as assumed; 1B on 32 A100 is published 20 % slower than "
             "on 16 and on 64, and 760M with short sequences slower than with half the memory",
         ],
-        [
-            Figure("published_unseen_mpt_time_median", 100 * median, "%"),
-            Figure("published_unseen_mpt_time_worst", 100 * worst, "%"),
-            *figures,
-        ],
+        [*median_and_worst("published_unseen_mpt_time_*", every), *figures],
         summary=f"step time of a model that was left out: median error {100 * median:.1f} %, "
         f"worst {100 * worst:.0f} % over {len(every)} runs",
     )

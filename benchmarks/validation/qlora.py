@@ -10,10 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from benchmarks.figures import Figure
-from benchmarks.validation.comparison import DATA, rows_of, table
+from benchmarks.validation.comparison import DATA, median_and_worst, rows_of, table
 from tuner.models.analytic.model import AnalyticModel
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration
@@ -79,13 +77,10 @@ def read_runs() -> list[Run]:
 def compare() -> tuple[list[str], list[Figure]]:
     """Return the comparison as lines and figures."""
     runs = read_runs()
-    errors = [100 * (run.predicted_GiB() / run.measured_GiB - 1) for run in runs]
+    errors = [run.predicted_GiB() / run.measured_GiB - 1 for run in runs]
     rows = [
-        (run.name, f"{run.measured_GiB:.2f}", f"{run.predicted_GiB():.2f}", f"{error:+.1f} %")
+        (run.name, f"{run.measured_GiB:.2f}", f"{run.predicted_GiB():.2f}", f"{100 * error:+.1f} %")
         for run, error in zip(runs, errors, strict=True)
     ]
-    sizes = np.abs(errors)
-    return table(("run", "measured GiB", "predicted", "error"), rows), [
-        Figure("qlora_memory_median", float(np.median(sizes)), "%"),
-        Figure("qlora_memory_worst", float(sizes.max()), "%"),
-    ]
+    heads = ("run", "measured GiB", "predicted", "error")
+    return table(heads, rows), median_and_worst("qlora_memory_*", errors)

@@ -7,12 +7,11 @@ programs' properties had been chosen (held out); the others were seen.
 
 from __future__ import annotations
 
-import statistics
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.figures import Figure
-from benchmarks.validation.comparison import DATA, models, rows_of, table
+from benchmarks.validation.comparison import DATA, median_and_worst, models, rows_of, table
 from tuner.models.analytic.model import AnalyticModel
 from tuner.models.memory_margin import ALONE_BIAS, MemoryMargin
 from tuner.planner.fit import LIKELY, SURE
@@ -128,7 +127,7 @@ def compare() -> tuple[list[str], list[Figure]]:
     heads = ("report", "predicted GB", "probability", "what happened", "peak off", "told")
     told = [report.told for report in reports]
     held = [report.told for report in reports if report.row["source"] in HELD_OUT]
-    errors = [abs(report.error) for report in reports if report.error is not None]
+    errors = [report.error for report in reports if report.error is not None]
     return table(heads, rows), [
         Figure("fit_reports", len(told), "count"),
         Figure("fits_told_right", told.count("right"), "count"),
@@ -138,6 +137,5 @@ def compare() -> tuple[list[str], list[Figure]]:
         Figure("told_not_sure", told.count("not sure"), "count"),
         Figure("told_wrong", told.count("WRONG"), "count"),
         Figure("likelier_right", sum(report.likelier_is_right for report in reports), "count"),
-        Figure("reports_error_median", 100 * statistics.median(errors), "%"),
-        Figure("reports_error_worst", 100 * max(errors), "%"),
+        *median_and_worst("reports_error_*", errors),
     ]

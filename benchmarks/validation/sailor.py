@@ -13,7 +13,13 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.figures import Figure
-from benchmarks.validation.comparison import Comparison, quantiles, rows_of, table
+from benchmarks.validation.comparison import (
+    Comparison,
+    median_and_worst,
+    quantiles,
+    rows_of,
+    table,
+)
 from benchmarks.validation.ran import SAILOR
 from tuner.models.analytic.constants import Constants, constants_of, load_constants
 from tuner.models.analytic.model import AnalyticModel
@@ -180,19 +186,13 @@ def compare(shared: Path, *, refit: bool = False) -> Comparison:
         lines += [
             "fitted to all plans: " + ", ".join(f"{n} = {getattr(found, n):.3g}" for n in names)
         ]
-    figures = []
-    for name, errors in (
-        ("sailor_time", time),
-        ("sailor_memory", memory),
-        ("sailor_time_held_out", time_held),
-        ("sailor_memory_held_out", memory_held),
-    ):
-        median, _, worst = quantiles(errors)
-        figures += [
-            Figure(f"{name}_median_error", 100 * median, "%"),
-            Figure(f"{name}_worst_error", 100 * worst, "%"),
-        ]
-    figures.append(Figure("sailor_order_right", right / len(pairs), "ratio"))
+    figures = [
+        *median_and_worst("sailor_time_*_error", time),
+        *median_and_worst("sailor_memory_*_error", memory),
+        *median_and_worst("sailor_time_held_out_*_error", time_held),
+        *median_and_worst("sailor_memory_held_out_*_error", memory_held),
+        Figure("sailor_order_right", right / len(pairs), "ratio"),
+    ]
     return Comparison(
         "sailor",
         "Sailor's measured plans of OPT-350M on GH200",

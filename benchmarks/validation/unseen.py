@@ -13,8 +13,13 @@ from pathlib import Path
 import numpy as np
 from scipy.optimize import brentq
 
-from benchmarks.figures import Figure
-from benchmarks.validation.comparison import Comparison, quantiles, rows_of, table
+from benchmarks.validation.comparison import (
+    Comparison,
+    median_and_worst,
+    quantiles,
+    rows_of,
+    table,
+)
 from benchmarks.validation.jupiter import predict_row
 from benchmarks.validation.ran import read_runs
 from tuner.models.analytic.constants import constants_of, load_constants
@@ -46,7 +51,6 @@ def compare(gh200_table: Path) -> Comparison:
         row = (name, f"{published:.0f} TFLOP/s", f"{said:.0f} TFLOP/s")
         rows.append((*row, f"{100 * times[-1]:+.1f} %", ""))
     time, memory = quantiles(times), quantiles(peaks)
-    tables = {"sailor": quantiles(times[:sailor]), "jupiter": quantiles(times[sailor:])}
     return Comparison(
         "unseen",
         "models that the constants were not fitted to",
@@ -58,15 +62,10 @@ def compare(gh200_table: Path) -> Comparison:
             "slow: the study does not state which FLOPs its TFLOP/s count",
         ],
         [
-            Figure("published_unseen_time_median", 100 * time[0], "%"),
-            Figure("published_unseen_time_worst", 100 * time[2], "%"),
-            Figure("published_unseen_memory_median", 100 * memory[0], "%"),
-            Figure("published_unseen_memory_worst", 100 * memory[2], "%"),
-            *(
-                Figure(f"published_unseen_{name}_time_{what}", 100 * of[place], "%")
-                for name, of in tables.items()
-                for what, place in (("median", 0), ("worst", 2))
-            ),
+            *median_and_worst("published_unseen_time_*", times),
+            *median_and_worst("published_unseen_memory_*", peaks),
+            *median_and_worst("published_unseen_sailor_time_*", times[:sailor]),
+            *median_and_worst("published_unseen_jupiter_time_*", times[sailor:]),
         ],
         summary=f"step time of a model that was not fitted: median error {100 * time[0]:.1f} %, "
         f"memory {100 * memory[0]:.1f} %",

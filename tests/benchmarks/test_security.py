@@ -1,12 +1,14 @@
 """What a study opens and sends, by `benchmarks.security`."""
 
+import socket
 from pathlib import Path
 
+import psutil
 import pytest
 
 from benchmarks import security
 from benchmarks.held import Fault
-from benchmarks.security import lines_as_root, open_findings, study_figures
+from benchmarks.security import lines_as_root, listening, open_findings, study_figures
 
 
 @pytest.mark.slow
@@ -19,6 +21,32 @@ def test_a_study_listens_on_loopback_alone_and_sends_nothing_to_other_machines()
         "connections_outside": 0,
         "listening_beyond_loopback": 0,
     }
+
+
+@pytest.mark.parametrize(
+    ("address", "reached"),
+    [
+        ("0.0.0.0", True),
+        ("::", True),
+        ("::ffff:0.0.0.0", True),
+        ("127.0.0.1", False),
+        ("127.1.2.3", False),
+        ("::1", False),
+        ("::ffff:127.0.0.1", False),
+    ],
+)
+def test_a_socket_that_other_machines_reach_is_named(address: str, reached: bool) -> None:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family) as server, socket.socket(family) as silent:
+        server.bind((address, 0))
+        silent.bind((address, 0))  # does not listen
+        server.listen()
+        own, other = (f"*:{each.getsockname()[1]}" for each in (server, silent))
+        found = {own: "?"} if reached else {}  # its process may not have been seen at first
+        listening(found)
+        assert (own in found, other in found) == (reached, False)
+        if reached:
+            assert found[own] == psutil.Process().name()
 
 
 def test_little_runs_as_root() -> None:
