@@ -117,7 +117,6 @@ class _Failing(NoisyRunner):
         self._today, self._fails = truth.baseline.launch, fails
 
     def run(self, request: ProbeRequest) -> ProbeRecord:
-        """Measure a launch, or fail."""
         record = super().run(request)
         if not self._fails or request.purpose != "verify" or request.launch != self._today:
             return record

@@ -62,7 +62,6 @@ def wrong_values(row: Mapping[str, str], training: StatedTraining) -> list[str]:
 
 
 def main() -> None:
-    """Print the figures."""
     parser = arguments(__doc__, "configurations")
     parser.add_argument("--sources", type=Path, metavar="DIR", help="folder of OWNER/NAME in git")
     options = parser.parse_args()

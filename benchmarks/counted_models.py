@@ -37,7 +37,6 @@ def compared(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> int:
-    """Print the names whose counts differ, or write the file."""
     parser = argparse.ArgumentParser(description="Counts of the included models by transformers.")
     parser.add_argument("--write", action="store_true", help="write the file of counts")
     if parser.parse_args().write:

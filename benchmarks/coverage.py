@@ -67,7 +67,6 @@ class Outcome:
     truly_better: list[bool] = field(default_factory=list)
 
     def add(self, other: Outcome) -> None:
-        """Append another outcome."""
         for name, values in vars(other).items():
             getattr(self, name).extend(values)
 

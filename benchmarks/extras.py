@@ -338,7 +338,6 @@ def contrib_faults(root: Path = ROOT) -> list[str]:
 
 
 def print_outcome(title: str, found: Outcome) -> None:
-    """Print what a checkout did."""
     print(f"{title}: {'passes' if not found.faults else f'{len(found.faults)} faults'}")
     for fault in found.faults[:SHOWN]:
         print(f"  {fault}")
@@ -357,7 +356,6 @@ def folder_of(extra: str) -> str:
 
 
 def main() -> None:
-    """Print each checkout's faults and the figures."""
     parser = arguments(__doc__, "extras")
     parser.add_argument("--quick", action="store_true", help="run no tests")
     parser.add_argument("--alone", action="store_true", help="only the core alone")

@@ -44,7 +44,6 @@ def _wrong(outcome: Outcome) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Cause every fault, print its outcome, and publish the figures."""
     parser = arguments(__doc__, "faults")
     add_arguments(parser, "fault")
     parser.add_argument(

@@ -117,7 +117,6 @@ def errors_of_runs(runs: list[Ran]) -> tuple[list[str], list[float], int, int]:
 
 
 def main() -> None:
-    """Print tables and figures."""
     parser = arguments(__doc__, "fit")
     parser.add_argument("--reports", action="store_true", help="reports of one GPU alone")
     args = parser.parse_args()

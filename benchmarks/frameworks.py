@@ -93,7 +93,6 @@ class Row:
 
 
 def driver_of(sample: Sample) -> Driver:
-    """Return the driver of a sample."""
     return next(
         driver
         for driver in shipped_drivers()
@@ -155,7 +154,6 @@ def contract(sample: Sample, sources: Mapping[str, Path], wheels: Path, folder: 
 
 
 def measure(sources: Mapping[str, Path], only: Sequence[str]) -> list[Row]:
-    """Return a row for each framework."""
     rows = []
     for sample in samples():
         if only and sample.name not in only:
@@ -169,7 +167,6 @@ def measure(sources: Mapping[str, Path], only: Sequence[str]) -> list[Row]:
 
 
 def figures(rows: Sequence[Row]) -> list[Figure]:
-    """Return the figures of the rows."""
     return [
         Figure("frameworks_by_contract", sum(row.complete for row in rows), "count"),
         Figure("keys_verified", sum(len(row.checked.found) for row in rows), "count"),

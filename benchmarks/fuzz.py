@@ -38,7 +38,6 @@ def _print(name: str, seen: Seen) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Try all inputs on all workers, print the failures, and publish the figures."""
     parser = arguments(__doc__, "fuzz")
     parser.add_argument("--inputs", type=int, default=20_000, help="of all kinds together")
     parser.add_argument("--seed", type=int, default=0)

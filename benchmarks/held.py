@@ -43,7 +43,6 @@ class Fault:
 
 
 def faults(table: Path = TABLE) -> list[Fault]:
-    """Return the faults of the table."""
     rows = tomllib.loads(table.read_text(encoding="utf-8"))["fault"]
     return [Fault(row["found"], row["what"], tuple(row["tests"])) for row in rows]
 

@@ -67,7 +67,6 @@ class Ledger:
 
     @classmethod
     def read(cls, table: Path = TABLE, root: Path = ROOT) -> Ledger:
-        """Read the table."""
         found = tomllib.loads(table.read_text(encoding="utf-8"))
         rooms = {part: found[part] for part in ("core", "extra", "tests")}
         part_of = {room: part for part, each in rooms.items() for room in each}
@@ -207,7 +206,6 @@ def _top_level(path: Path) -> dict[str, int]:
 
 
 def main() -> None:
-    """Print the test files of a room."""
     try:
         print(*Ledger.read().tests_of(" ".join(sys.argv[1:])), sep="\n")
     except ValueError as error:

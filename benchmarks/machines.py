@@ -407,7 +407,6 @@ def _print_row(name: str, machine: Machine, found: Outcome) -> None:
 
 
 def figures_of(name: str, found: Outcome) -> list[Figure]:
-    """Return the figures of one machine."""
     row = name.replace("-", "_").replace(".", "_")
     return [
         Figure(f"{row}_failed", len(found.failed), "count"),

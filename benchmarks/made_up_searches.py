@@ -140,7 +140,6 @@ class Machine:
             yield tried.pop(int(self._order.integers(len(tried))))
 
     def launch(self, number: int, purpose: str) -> None:
-        """Launch a configuration."""
         time_sd, power_sd, window_sd = self.row.errors
         made = len(self.records)
         request = ProbeRequest(f"p{made:04d}", CONFIGURATIONS[number].launch, purpose=purpose)

@@ -335,7 +335,6 @@ def _adapter_figures() -> list[Figure]:
 
 
 def main() -> None:
-    """Print the figures."""
     options = arguments(__doc__, "models").parse_args()
     found = compare_families(classes_of_families())
     stacks = {*classes_of_families(STACKS)}

@@ -105,7 +105,6 @@ def picture(graph: Mapping[str, set[str]]) -> str:
 
 
 def main() -> None:
-    """Write the picture."""
     path = Path(sys.argv[1]) if len(sys.argv) > 1 else FILE
     path.write_text(picture(imports(production())))
     print(path)

@@ -101,7 +101,6 @@ def moe_default_over_full() -> float:
 
 
 def main() -> None:
-    """Print the figures."""
     parser = arguments(__doc__, "planners")
     parser.add_argument("--fit", action="store_true", help="print operator_s and unit_s as fitted")
     options = parser.parse_args()

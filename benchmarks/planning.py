@@ -71,7 +71,6 @@ def _apart(space: str, gpus: Sequence[int] = ()) -> dict[str, float]:
 
 
 def main() -> None:
-    """Print the figures."""
     parser = arguments(__doc__, "planning")
     parser.add_argument("--one", nargs="+", help=argparse.SUPPRESS)
     parser.add_argument("--no-large", action="store_true", help="leave out the large plan")

@@ -108,7 +108,6 @@ class Truth:
             self._energies.append(energy_J)
 
     def stop(self) -> None:
-        """End the looks."""
         self._stopped.set()
         self._thread.join()
 
@@ -155,7 +154,6 @@ def receipt_error(seed: int, seconds: float) -> float:
 
 
 def errors(runs: int, seconds: float) -> list[Figure]:
-    """Return the error of the receipt on the twin node."""
     every = [100 * abs(receipt_error(seed, seconds)) for seed in range(runs)]
     listed = ", ".join(f"{each:.4f}" for each in every)
     print(f"{runs} commands of {seconds:.0f} s on 2 twin GPUs, errors: {listed} %")
@@ -201,7 +199,6 @@ class Training:
         return (ended_s - began_s) / (ended - began)
 
     def close(self) -> None:
-        """End it."""
         os.kill(self.pid, signal.SIGKILL)
         self.process.wait(30)
 
@@ -297,7 +294,6 @@ def shares(rounds: int) -> list[Figure]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Print the figures."""
     parser = arguments(__doc__, "receipt")
     parser.add_argument("--runs", type=int, default=8, help="on the twin; 0 skips (default: 8)")
     parser.add_argument("--seconds", type=float, default=15.0, help="of each (default: 15)")

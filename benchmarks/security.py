@@ -249,7 +249,6 @@ def study_figures() -> list[Figure]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Watch a study and publish the figures; with --inside, be what watches it."""
     parser = arguments(__doc__, "security")
     parser.add_argument(
         "--inside", type=Path, metavar="FOLDER", help="of the study; it runs in this namespace"

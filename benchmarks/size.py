@@ -260,7 +260,6 @@ def rows_of_ledger(ledger: Ledger) -> list[str]:
 def measure(
     modules: list[Module], pieces: dict[str, list[tuple[int, str]]], ledger: Ledger
 ) -> dict[str, int]:
-    """Return every figure by its name."""
     over = too_long(pieces)
     return {
         **lines_of_parts(ledger),
@@ -281,7 +280,6 @@ def measure(
 
 
 def main() -> None:
-    """Print the longest pieces and the figures."""
     parser = arguments(__doc__, "size")
     parser.add_argument("--top", type=int, default=5, help="pieces to name (default: 5)")
     parser.add_argument("--walk", action="store_true", help="walk through one request (a minute)")

@@ -27,12 +27,10 @@ class Module:
 
     @cached_property
     def text(self) -> str:
-        """The source."""
         return self.path.read_text(encoding="utf-8")
 
     @cached_property
     def tree(self) -> ast.Module:
-        """The parsed source."""
         return ast.parse(self.text)
 
     @cached_property
@@ -42,7 +40,6 @@ class Module:
 
     @property
     def lines(self) -> int:
-        """Number of lines."""
         return self.text.count("\n")
 
     @property
@@ -52,7 +49,6 @@ class Module:
         return parts[1] if len(parts) > 1 else ""
 
     def definitions(self) -> Iterator[tuple[str, Definition]]:
-        """Every class and function with its qualified name."""
 
         def below(node: ast.AST, prefix: str) -> Iterator[tuple[str, Definition]]:
             for child in ast.iter_child_nodes(node):

@@ -86,12 +86,10 @@ class Walk:
 
     @functools.cached_property
     def functions(self) -> list[Entered]:
-        """The functions."""
         return [each for each in self.entered if each.is_function]
 
     @functools.cached_property
     def files(self) -> list[str]:
-        """The files."""
         return list(dict.fromkeys(each.file for each in self.entered))
 
     def before(self, file: str, name: str) -> Walk:
@@ -199,7 +197,6 @@ def walk_of_a_request(options: Sequence[str] = OPTIONS) -> Walk:
 
 
 def figures_of_walk(walk: Walk) -> dict[str, int]:
-    """Return the figures of a walk by their names."""
     before = walk.before(*PROBE)
     return {
         "files_before_first_probe": len(before.files),

@@ -102,7 +102,6 @@ class Terminal(StringIO):
     """Output that is a terminal."""
 
     def isatty(self) -> bool:
-        """Return True."""
         return True
 
 

@@ -16,7 +16,6 @@ from tuner.workload.node.rank_server import RankSpec
 
 
 def faults(hour: Hour) -> None:
-    """Make the checks of the fourth call."""
     pids = _watch_ranks(hour)
 
     def clean() -> str:

@@ -16,7 +16,6 @@ SETTLED_S = 0.7
 
 
 def figures(hour: Hour) -> None:
-    """Make the checks of the second call."""
     hour.check("warm-up probe", lambda: described(hour.probe("warm", zero_stage=1)))
     hour.check("windows against a recording", lambda: windows(hour))
     hour.check("edges of windows of four lengths", lambda: edges(hour))

@@ -43,7 +43,6 @@ CASES = (
 
 
 def knobs(hour: Hour) -> None:
-    """Make the checks of the third call."""
     for case in CASES:
         hour.check(case.name, partial(_tried, hour, case))
 

@@ -103,11 +103,9 @@ class NvmlRecording:
     version: str = FORMAT
 
     def write(self, path: str | Path) -> None:
-        """Write the recording as JSON."""
         write_text(path, json.dumps(asdict(self)))
 
     def lines(self, path: str | Path) -> list[str]:
-        """Return the recording as lines."""
         lines = [f"recorded {len(self.devices)} GPUs in {path}"]
         if self.rows and self.rows[0]:
             lines[0] += f": {len(self.rows[0])} readings of each in {self.rows[0][-1][0]:.1f} s"

@@ -22,7 +22,6 @@ WAVE = [(2.0, 1.0)] * 4 + [(0.5, 0.5)] * 8 + [(0.2, 0.2)] * 10
 
 
 def runs(hour: Hour) -> None:
-    """Make the checks of the first call."""
     query = ("nvidia-smi", "-q", "-d", "CLOCK,POWER,PERFORMANCE,MEMORY,ECC")
     tuner = (sys.executable, "-m", "tuner.cli")
     idle_s = 3.0 if hour.rehearse else 15.0

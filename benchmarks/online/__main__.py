@@ -75,7 +75,6 @@ class Result:
 
 
 def result_of(problem: Problem, drifts: Sequence[Drift], seeds: int, slowdown: float) -> Result:
-    """Train a problem by every policy."""
     result = Result(problem)
     for seed in range(seeds):
         drift = drifts[seed % len(drifts)]
@@ -123,7 +122,6 @@ def _pooled(results: Sequence[Result], values: Callable[[Result], Sequence[float
 
 
 def figures_of(steady: Sequence[Result], drifting: Sequence[Result], suffix: str) -> list[Figure]:
-    """Return the figures of a split."""
     both = [*steady, *drifting]
     named = {
         "online_over_oracle_steady": (_median(steady, lambda r: r.mean("online")), "ratio"),
@@ -150,7 +148,6 @@ def figures_of(steady: Sequence[Result], drifting: Sequence[Result], suffix: str
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Train, print a line a problem and the figures."""
     parser = arguments(__doc__, "online")
     parser.add_argument("--seeds", type=int, default=6, help="runs of each problem (default: 6)")
     parser.add_argument("--max-slowdown", type=float, default=0.05, help="promise (default: 0.05)")

@@ -15,8 +15,6 @@ WINDOW, SETTLE = 20, 4
 
 
 class _Bandit(ABC):
-    """Means of step time and energy by setting, from windows."""
-
     def __init__(self, settings: int, max_slowdown: float) -> None:
         self._limit = 1 + max_slowdown
         self.steps, self.seconds, self.energy_J = ([0.0] * settings for _ in range(3))

@@ -137,7 +137,6 @@ class Attempt:
         return f"{self.name:34} {self.verdict:14}{wrong} {first};{timed} {self.says[:200]}"
 
     def to_json(self) -> dict[str, Any]:
-        """Return the attempt as JSON values."""
         return asdict(self)
 
 

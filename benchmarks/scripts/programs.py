@@ -62,7 +62,6 @@ class Program:
 
     @property
     def slug(self) -> str:
-        """The name as one word."""
         return "-".join(self.name.lower().split())
 
     @property

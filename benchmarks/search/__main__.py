@@ -127,12 +127,10 @@ def options_of(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run all samplers on all groups, print a line for each, and publish the figures."""
     run(options_of(argv))
 
 
 def run(options: argparse.Namespace) -> None:
-    """Run the benchmark with these options."""
     began = time.perf_counter()
     tables = {folder: load_table(folder) for folder in options.tables}
     unsaid = [table.name for table in tables.values() if table.predicted_by is None]

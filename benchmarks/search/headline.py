@@ -46,7 +46,6 @@ class Kind:
     stops: Mapping[tuple[Problem, str], Sequence[OwnStop]]
 
     def groups(self, name: str) -> dict[str, list[Problem]]:
-        """Return the problems that this sampler searched, by group."""
         found: dict[str, list[Problem]] = {}
         for problem, sampler in dict.fromkeys([*self.runs, *self.stops]):
             if sampler == name:

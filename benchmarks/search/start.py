@@ -55,9 +55,7 @@ class StartingAt(ProbePlanner):
         return ProbePlan((self._start,), "where every search starts", extendable=len(lives) > 1)
 
     def plan_continuation(self, state: PlanningState, so_far: ProbeRecord) -> ProbePlan | None:
-        """Plan what the planner plans."""
         return self._planner.plan_continuation(state, so_far)
 
     def better_to_wait(self, state: PlanningState) -> bool:
-        """Return the planner's answer."""
         return self._planner.better_to_wait(state)

@@ -24,7 +24,6 @@ def figure_name(name: str) -> str:
 
 
 def geometric_mean(values: Sequence[float]) -> float:
-    """Return the geometric mean of positive values."""
     return math.exp(statistics.fmean(math.log(value) for value in values))
 
 

@@ -48,7 +48,6 @@ def _segments(draw: random.Random, kind: str, length_s: float) -> list[tuple[flo
 
 
 def random_gpu(draw: random.Random, *, counted: bool) -> TwinGpu:
-    """Draw a GPU with imperfect sensors."""
     wraps = counted and draw.random() < 0.3
     start_mJ = 2**32 - draw.randint(1000, 2_000_000) if wraps else draw.randint(0, 2**31)
     peak_W, idle_W = draw.uniform(200.0, 700.0), draw.uniform(40.0, 120.0)

@@ -49,7 +49,6 @@ class Comparison:
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
-    """Aligned columns."""
     cells = [list(heads), *([str(cell) for cell in row] for row in rows)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(heads))]
     return [

@@ -68,12 +68,10 @@ class Run:
 
     @property
     def model(self) -> str:
-        """Name of the model."""
         return self.row["model"]
 
     @property
     def device(self) -> str:
-        """Name of the device."""
         return self.row["device"]
 
     @cached_property
@@ -84,7 +82,6 @@ class Run:
 
     @cached_property
     def job(self) -> TrainingJob:
-        """The training job."""
         hidden, layers, heads = SIZES[self.model]
         sequence = int(self.row["sequence_length"])
         return TrainingJob(
@@ -128,7 +125,6 @@ class Run:
 
 
 def read_runs(path: Path = TABLE) -> list[Run]:
-    """Return the runs of the table."""
     return [Run(row) for row in rows_of(path)]
 
 

@@ -22,8 +22,6 @@ PROGRAM = Program(optimizer="adamw_8bit", dropout="none")
 
 @dataclass(frozen=True)
 class Run:
-    """One row."""
-
     row: dict[str, str]
 
     @property
@@ -70,12 +68,10 @@ class Run:
 
 
 def read_runs() -> list[Run]:
-    """Return the rows of the table."""
     return [Run(row) for row in rows_of(DATA / "qlora_runs.csv")]
 
 
 def compare() -> tuple[list[str], list[Figure]]:
-    """Return the comparison as lines and figures."""
     runs = read_runs()
     errors = [run.predicted_GiB() / run.measured_GiB - 1 for run in runs]
     rows = [

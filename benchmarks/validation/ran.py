@@ -44,7 +44,6 @@ class Ran:
 
     @property
     def name(self) -> str:
-        """Description for tables."""
         r = self.row
         return f"{r['source']}: {r['model']} {r['configuration']} on {r['gpus']} {r['device']}"
 
@@ -61,7 +60,6 @@ class Ran:
 
     @property
     def configuration(self) -> Configuration:
-        """The configuration that was run."""
         return Configuration.parse(self.row["configuration"])
 
     @property
@@ -146,7 +144,6 @@ def _device(name: str) -> Device:
 
 
 def read_runs(path: Path = TABLE) -> list[Ran]:
-    """Return the runs of the table."""
     return [Ran(row) for row in rows_of(path)]
 
 

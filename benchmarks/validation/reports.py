@@ -43,7 +43,6 @@ class Report:
 
     @property
     def name(self) -> str:
-        """Description for tables."""
         r = self.row
         size = f"{r['sequence_length']} x {r['micro_batch']}"
         return f"{r['source']}: {r['method']} of {r['model']}, {size}, on {r['device']}"
@@ -106,7 +105,6 @@ def judged(row: dict[str, str]) -> Report:
 
 
 def read_reports(path: Path = TABLE) -> list[Report]:
-    """Return the reports of the table."""
     return [judged(row) for row in rows_of(path)]
 
 

@@ -28,8 +28,6 @@ PROGRAM = Program(dropout="none", pure_bf16=True)
 
 @dataclass(frozen=True)
 class Run:
-    """One row."""
-
     row: dict[str, str]
 
     @property
@@ -77,7 +75,6 @@ class Run:
 
 
 def read_runs() -> list[Run]:
-    """Return the rows of the table."""
     return [Run(row) for row in rows_of(DATA / "sfttrainer_runs.csv")]
 
 

@@ -31,7 +31,6 @@ TFLOPS = "tflops_per_gpu"
 
 
 def compare(gh200_table: Path) -> Comparison:
-    """Return the comparison."""
     rows: list[tuple[str, ...]] = []
     times, peaks = [], []
     for run in read_runs():

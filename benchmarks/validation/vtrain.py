@@ -50,7 +50,6 @@ class Launch:
 
     @cached_property
     def configuration(self) -> Configuration:
-        """The configuration that was run."""
         tensor, data, pipeline, micro_batch = self.degrees
         return Configuration.of(
             tensor_parallel=tensor,
@@ -84,7 +83,6 @@ def _launch(row: dict[str, str], *, single: bool) -> Launch:
 
 
 def problems(launches: Sequence[Launch]) -> dict[tuple[int, ...], list[Launch]]:
-    """Return the launches by problem."""
     found: dict[tuple[int, ...], list[Launch]] = {}
     for launch in launches:
         found.setdefault(launch.problem, []).append(launch)
@@ -92,7 +90,6 @@ def problems(launches: Sequence[Launch]) -> dict[tuple[int, ...], list[Launch]]:
 
 
 def job_of(problem: tuple[int, ...]) -> TrainingJob:
-    """Return the job of a problem."""
     _, batch, hidden, heads, layers, sequence = problem
     return TrainingJob(
         name="vtrain",
@@ -104,13 +101,11 @@ def job_of(problem: tuple[int, ...]) -> TrainingJob:
 
 
 def cluster_of(problem: tuple[int, ...]) -> Cluster:
-    """Return the machine of a problem."""
     nodes = max(1, problem[0] // NODE)
     return replace(load_cluster("a100-8"), nodes=nodes, network_Bps=NETWORK_BPS)
 
 
 def model_of(problem: tuple[int, ...], constants: Constants | None = None) -> AnalyticModel:
-    """Return the models of a problem."""
     return AnalyticModel(job_of(problem), cluster_of(problem), constants=constants, program=PROGRAM)
 
 
@@ -163,12 +158,10 @@ class Score:
 
     @property
     def mean(self) -> float:
-        """Mean absolute error, %."""
         return float(100 * np.abs(self.errors).mean())
 
     @property
     def median(self) -> float:
-        """Median absolute error, %."""
         return float(100 * np.median(np.abs(self.errors)))
 
     @property
@@ -178,7 +171,6 @@ class Score:
 
 
 def merged(scores: Sequence[Score]) -> Score:
-    """Return the score of all launches of several."""
     return Score(
         np.concatenate([each.errors for each in scores]),
         sum(each.right for each in scores),
