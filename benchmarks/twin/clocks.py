@@ -8,10 +8,8 @@ idle ones follow a lock or do not.
 from __future__ import annotations
 
 import random
-import tempfile
-from pathlib import Path
 
-from tests.twin import TwinGpu, TwinNode
+from tests.twin import TwinGpu, TwinNode, joined_node
 from tuner.search_spaces.configuration import Settings
 from tuner.workload.node.clocks.governor import NvmlGovernor
 from tuner.workload.node.measure.measurement import delivered_of, of_used_devices
@@ -34,13 +32,8 @@ def delivered_clock_error(seed: int) -> float:
         filter_s=0.08,
     )
     lease, used = 4, draw.choice((1, 2, 4))
-    with tempfile.TemporaryDirectory() as folder:
-        node = TwinNode(Path(folder) / "node", [gpu] * lease, call_s=1e-5)
-        with node.joined():
-            try:
-                return _one(node, draw, used)
-            finally:
-                node.close()
+    with joined_node(*[gpu] * lease, call_s=1e-5) as node:
+        return _one(node, draw, used)
 
 
 def _one(node: TwinNode, draw: random.Random, used: int) -> float:

@@ -9,11 +9,9 @@ GPUs work before the window opens and are idle while the ranks wait at a boundar
 from __future__ import annotations
 
 import random
-import tempfile
 from dataclasses import dataclass
-from pathlib import Path
 
-from tests.twin import TwinGpu, TwinNode
+from tests.twin import TwinGpu, TwinNode, joined_node
 from tuner.workload.node.meters.nvml import NvmlMeter
 
 KINDS = ("steps", "gaps", "constant")
@@ -80,13 +78,8 @@ def window_error(seed: int) -> WindowError:
     kind = draw.choice(KINDS)
     counted = draw.random() < 0.85
     gpus = [random_gpu(draw, counted=counted) for _ in range(draw.choice((1, 1, 2, 4)))]
-    with tempfile.TemporaryDirectory() as folder:
-        node = TwinNode(Path(folder) / "node", gpus, call_s=draw.uniform(2e-6, 2e-4))
-        with node.joined():
-            try:
-                return _meter_one(node, draw, kind, counted)
-            finally:
-                node.close()
+    with joined_node(*gpus, call_s=draw.uniform(2e-6, 2e-4)) as node:
+        return _meter_one(node, draw, kind, counted)
 
 
 def _meter_one(node: TwinNode, draw: random.Random, kind: str, counted: bool) -> WindowError:

@@ -6,11 +6,9 @@ The truth is what the GPU drew between the two edges.
 
 from __future__ import annotations
 
-import tempfile
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from tests.twin import TwinGpu, TwinNode
+from tests.twin import TwinGpu, TwinNode, joined_node
 from tuner.workload.node.measure.statistics import Window, missing_s
 from tuner.workload.node.meters.base import Reading
 from tuner.workload.node.meters.nvml import NvmlMeter
@@ -41,13 +39,8 @@ class Edges:
 def window_of(gpu: TwinGpu, policy: WindowPolicy | None = None) -> Edges:
     """Measure a window of steps on a GPU, as long as its policy and its edges want it."""
     policy = policy or replace(WindowPolicy(), min_s=SEARCH_MIN_S)
-    with tempfile.TemporaryDirectory() as folder:
-        node = TwinNode(Path(folder) / "node", [gpu])
-        with node.joined():
-            try:
-                return _window(node, policy)
-            finally:
-                node.close()
+    with joined_node(gpu) as node:
+        return _window(node, policy)
 
 
 def _window(node: TwinNode, policy: WindowPolicy) -> Edges:

@@ -7,6 +7,6 @@ a node is no measurement of a GPU: say "twin" beside every figure.
 
 from tests.twin.build import Libraries, build, compiler
 from tests.twin.gpu import TwinGpu
-from tests.twin.node import STATE, TwinNode
+from tests.twin.node import STATE, TwinNode, joined_node
 
-__all__ = ["STATE", "Libraries", "TwinGpu", "TwinNode", "build", "compiler"]
+__all__ = ["STATE", "Libraries", "TwinGpu", "TwinNode", "build", "compiler", "joined_node"]

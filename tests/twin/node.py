@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -298,3 +299,15 @@ class TwinNode(NodeState):
         except FileNotFoundError:
             return []
         return [(int(pid), name) for pid, name in (line.split() for line in lines)]
+
+
+@contextlib.contextmanager
+def joined_node(*gpus: TwinGpu, **options: Any) -> Iterator[TwinNode]:
+    """Make a twin node, put this process on it, and close it at the end."""
+    with tempfile.TemporaryDirectory() as folder:
+        node = TwinNode(Path(folder) / "node", gpus, **options)
+        with node.joined():
+            try:
+                yield node
+            finally:
+                node.close()

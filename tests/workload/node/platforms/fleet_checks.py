@@ -5,15 +5,12 @@ Each returns a sentence if the fault is there, and an empty string if it is mend
 
 from __future__ import annotations
 
-import contextlib
 import os
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.twin.clocks import SAMPLE_S, SETTLE_S
 from tests.support.studies import measured, record
-from tests.twin import TwinGpu, TwinNode
+from tests.twin import TwinGpu, TwinNode, joined_node
 from tuner.search.candidate_planner import CandidatePlanner
 from tuner.search.planner import PlanningState
 from tuner.search_spaces.cluster import Cluster
@@ -35,17 +32,6 @@ from tuner.workload.records.probe import (
 )
 
 
-@contextlib.contextmanager
-def _node(*gpus: TwinGpu, **options: int) -> Iterator[TwinNode]:
-    with tempfile.TemporaryDirectory() as folder:
-        node = TwinNode(Path(folder) / "node", gpus, **options)  # type: ignore[arg-type]
-        with node.joined():
-            try:
-                yield node
-            finally:
-                node.close()
-
-
 def preload_touches(packages: Path) -> int | None:
     """Return the calls by which the preload of torch and DeepSpeed starts the CUDA driver.
 
@@ -55,7 +41,7 @@ def preload_touches(packages: Path) -> int | None:
     Returns:
         Their number; None with a torch that has no CUDA, which could not start it.
     """
-    with _node(TwinGpu(), virtual_time=False) as node:
+    with joined_node(TwinGpu(), virtual_time=False) as node:
         env = node.environment() | {"DS_ACCELERATOR": "cuda"}
         paths = [str(packages), os.environ.get("PYTHONPATH", "")]
         env["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
@@ -69,7 +55,7 @@ def preload_touches(packages: Path) -> int | None:
 
 
 def _detected(gpu: TwinGpu) -> Cluster:
-    with _node(gpu):
+    with joined_node(gpu):
         return detect_cluster(environ={})
 
 
@@ -86,7 +72,7 @@ def superchip() -> str:
         counter_is_module=True,
         usage_is_module=True,
     )
-    with _node(gpu) as node:
+    with joined_node(gpu) as node:
         meter = NvmlMeter(environ={}, clock=node.clock, sleep=node.sleep)
         scope = meter.info.scope
         meter.close()
@@ -107,23 +93,20 @@ def windows_without_a_clock(launches: int = 3) -> int:
     planner = CandidatePlanner(candidates, seed=0)
     records: list[ProbeRecord] = []
     lost = ran = 0
-    with tempfile.TemporaryDirectory() as folder:
-        node = TwinNode(Path(folder) / "node", [TwinGpu(load=1.0, reach_MHz=1290)], call_s=1e-5)
-        with node.joined():
-            governor = NvmlGovernor(environ={}, guarded=False)
-            meter = NvmlMeter(environ={}, clock=node.clock, sleep=node.sleep)
-            try:
-                while ran < 3 * launches and (plan := planner.plan(PlanningState(records))):
-                    probe = ProbeRequest(f"p{len(records):04d}", plan.launch, plan.live)
-                    outcomes = [_window(node, governor, meter, live) for live in plan.live]
-                    missed = tuple(one for one in outcomes if isinstance(one, UnappliedSetting))
-                    windows = tuple(one for one in outcomes if isinstance(one, Measurement))
-                    records.append(record(request=probe, measurements=windows, missed=missed))
-                    lost, ran = lost + len(missed), ran + len(windows)
-            finally:
-                meter.close()
-                governor.close()
-                node.close()
+    with joined_node(TwinGpu(load=1.0, reach_MHz=1290), call_s=1e-5) as node:
+        governor = NvmlGovernor(environ={}, guarded=False)
+        meter = NvmlMeter(environ={}, clock=node.clock, sleep=node.sleep)
+        try:
+            while ran < 3 * launches and (plan := planner.plan(PlanningState(records))):
+                probe = ProbeRequest(f"p{len(records):04d}", plan.launch, plan.live)
+                outcomes = [_window(node, governor, meter, live) for live in plan.live]
+                missed = tuple(one for one in outcomes if isinstance(one, UnappliedSetting))
+                windows = tuple(one for one in outcomes if isinstance(one, Measurement))
+                records.append(record(request=probe, measurements=windows, missed=missed))
+                lost, ran = lost + len(missed), ran + len(windows)
+        finally:
+            meter.close()
+            governor.close()
     return lost
 
 
@@ -155,7 +138,7 @@ def assumed_clocks() -> str:
 
 def damage() -> str:
     """Let memory fail while a rank reports an error that programs cause, too."""
-    with _node(TwinGpu()) as node:
+    with joined_node(TwinGpu()) as node:
         watch = DeviceWatch(Nvidia())
         node.ecc_error(uncorrected=1)
         kind = watch.cause(Failure("crash", "an illegal memory access was encountered")).kind

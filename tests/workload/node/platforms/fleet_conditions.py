@@ -19,7 +19,7 @@ import pynvml
 
 from benchmarks.twin.energy import window_error
 from benchmarks.twin.smoothing import GPU, window_of
-from tests.twin import TwinGpu, TwinNode
+from tests.twin import TwinGpu, TwinNode, joined_node
 from tests.workload.node.platforms import fleet_checks as checks
 from tuner.search_spaces.errors import InputError
 from tuner.workload.node.facts import NodeFacts, inspect_node
@@ -58,16 +58,11 @@ class Condition:
 
 @contextlib.contextmanager
 def _joined(condition: Condition) -> Iterator[TwinNode]:
-    with tempfile.TemporaryDirectory() as folder:
-        node = TwinNode(Path(folder) / "node", condition.gpus, **condition.options)
-        with node.joined():
-            try:
-                if condition.prepare is not None:
-                    condition.prepare(node)
-                with patch("tuner.workload.node.platforms.nvidia.time.sleep", node.sleep):
-                    yield node
-            finally:
-                node.close()
+    with joined_node(*condition.gpus, **condition.options) as node:
+        if condition.prepare is not None:
+            condition.prepare(node)
+        with patch("tuner.workload.node.platforms.nvidia.time.sleep", node.sleep):
+            yield node
 
 
 def study_refusal() -> str:
