@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.alone import run_alone, short_folder
-from tests.cluster.test_states import Clock
+from tests.cluster.made_up import Clock
 from tuner.api import search_for
 from tuner.cluster import head as ray_head
 from tuner.cluster.head import Head, NodeDemand
@@ -64,7 +64,6 @@ def demand_of(
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Time of those who wait for nodes, which the test does not take."""
     made = Clock(0.0)
-    monkeypatch.setattr(ray_head, "time", made)
     monkeypatch.setattr(ray_head, "time", made)
     return made
 

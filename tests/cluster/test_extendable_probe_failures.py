@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 import optuna
 import pytest
 
+from tests.cluster.made_up import Agent, Nodes, Ray, pool_of
 from tests.support.studies import METER, measured, record
 from tests.waiting import wait_until
 from tuner.cluster import agent as node_agent
@@ -23,19 +23,13 @@ from tuner.cluster.executor import (
     NO_NODE_S,
     SHORT_S,
     TOGETHER_S,
-    Flight,
-    Losses,
-    QueuedProbe,
-    RayExecutor,
 )
-from tuner.cluster.head import Head
-from tuner.cluster.joining import POLL_S, JoinedRay
-from tuner.cluster.nodes import Leases, NodePool, Slot
+from tuner.cluster.joining import POLL_S
+from tuner.cluster.nodes import Slot
 from tuner.executors.local import InlineExecutor, run_safely
 from tuner.search.evidence import Observations
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration, Settings
-from tuner.search_spaces.job import load_job
 from tuner.search_spaces.space import Candidates
 from tuner.workload.node.facts import NodeFacts
 from tuner.workload.node.platforms.base import GpuFacts
@@ -50,9 +44,9 @@ from tuner.workload.records.trace import TraceWriter, recover_pending
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
 
-HEAD = Head(str, lambda address, timeout_s: None)  # it answers
 SPEEDS = tuple(Settings(speed=speed) for speed in (1, 2, 3))
 SHAPE = Settings(shape=1)
+WIDE = ProbeRequest("wide", Settings(data_parallel=16))
 
 
 def open_request(name: str = "p0000") -> ProbeRequest:
@@ -168,41 +162,6 @@ def test_a_setting_that_was_due_when_the_launch_failed_is() -> None:
 # -- the queue of a Ray cluster --------------------------------------------------------------------
 
 
-class Nodes(RayExecutor):
-    """The executor's queue over nodes that are made up; a lease is noted and holds its nodes."""
-
-    def __init__(self, *names: str, nodes: int = 2) -> None:
-        self._cluster = replace(load_cluster("h200-8"), nodes=nodes)
-        self.pool = NodePool(
-            None,
-            load_job(),
-            self._cluster,
-            run_dir=".",
-            make_runner=None,
-            local=True,
-            announce=lambda sentence: None,
-        )
-        self.pool.slots = [Slot(name, name, name, None, 8.0) for name in names]
-        self.pool.meter = METER
-        self._link = JoinedRay(False, lambda: None, HEAD)
-        self._announce = lambda sentence: None
-        self._flights, self._queue, self._done, self._held = [], deque(), deque(), set()
-        self.leased: list[tuple[str, list[str]]] = []
-
-    def _lease(self, queued: QueuedProbe, slots: list[Slot]) -> None:
-        self.leased.append((queued.request.probe_id, [slot.node for slot in slots]))
-        for slot in slots:
-            slot.taken = True
-        now_s = time.monotonic()
-        self._flights.append(Flight(queued.request, slots, None, now_s, now_s))
-
-    def wants(self, name: str, gpus: int) -> QueuedProbe:
-        nodes = -(-gpus // self._cluster.devices_per_node)
-        self._queue.append(QueuedProbe(ProbeRequest(name, Settings(data_parallel=gpus)), nodes))
-        self._dispatch()
-        return self._queue[-1] if self._queue else QueuedProbe(record().request, 1)
-
-
 def test_what_fits_goes_before_a_probe_whose_node_was_lost() -> None:
     executor = Nodes("a")
     executor.wants("wide", 16)
@@ -229,8 +188,7 @@ def four_nodes_of_which_one_measures_since(ago_s: float) -> Nodes:
     executor = Nodes("a", "b", "c", "d", nodes=4)
     (slot,) = taken = executor.pool.slots[:1]
     slot.take()
-    begin_s = time.monotonic() - ago_s
-    executor._flights.append(Flight(record().request, taken, None, begin_s, begin_s))
+    executor.flies(taken, since_s=time.monotonic() - ago_s)
     return executor
 
 
@@ -269,8 +227,7 @@ def test_only_probes_that_have_the_nodes_of_a_wide_one_count() -> None:
     executor = four_nodes_of_which_one_measures_since(TOGETHER_S + 1)
     last = executor.pool.slots[3]
     last.take()  # has just begun; the wide one needs the nodes before it
-    now_s = time.monotonic()
-    executor._flights.append(Flight(record().request, [last], None, now_s, now_s))
+    executor.flies([last])
     executor.wants("wide", 24)
     executor.wants("small", 8)
     assert executor.leased == []
@@ -322,59 +279,15 @@ def test_its_wait_begins_when_the_node_is_lost_and_ends_when_it_is_back() -> Non
     assert failure.message == "2 nodes were not free together within 600 s"
 
 
-class Agent:
-    """An agent that answers at once, never, or by Ray's error that it died."""
-
-    pid = property(lambda self: self)
-
-    def __init__(self, answers: bool = True, dies: bool = False) -> None:
-        self.answers, self.dies = answers, dies
-
-    def remote(self) -> Agent:
-        return self
-
-
-class Ray:
-    """Ray whose leases are never granted, and which counts every node."""
-
-    class exceptions:
-        RayActorError = RuntimeError
-        OutOfMemoryError = MemoryError
-
-        class ActorUnavailableError(RuntimeError):
-            pass
-
-    def __init__(self) -> None:
-        self.killed: list[Agent] = []
-        self.util = SimpleNamespace(remove_placement_group=lambda lease: None)
-        self.kill = self.killed.append
-
-    def wait(
-        self, answers: list[Agent], num_returns: int, timeout: float
-    ) -> tuple[list[Agent], list[Agent]]:
-        assert timeout <= 10
-        return [a for a in answers if a.answers], [a for a in answers if not a.answers]
-
-    def get(self, answer: Agent | list[Agent]) -> int:
-        if any(each.dies for each in (answer if isinstance(answer, list) else [answer])):
-            raise RuntimeError("the actor died")
-        return 1
-
-
 @pytest.mark.parametrize("lost", [Agent(answers=False), Agent(dies=True)], ids=["silent", "dead"])
 def test_a_lost_node_that_ray_still_counts_is_not_waited_for(lost: Agent) -> None:
-    executor, ray = Nodes("a", "b"), Ray()
-    executor._ray = executor.pool._ray = ray
-    executor._leases = Leases(ray, HEAD, "GPU")
+    executor = Nodes("a", "b")
     first, second = executor.pool.slots
     first.agent, second.agent = Agent(), lost
-    request = ProbeRequest("wide", Settings(data_parallel=16))
     lease = SimpleNamespace(wait=lambda timeout_seconds: False)
-    now_s = time.monotonic()
-    flight = Flight(request, [first, second], lease, now_s, now_s - _LEASE_S - 1)
-    executor._flights.append(flight)
-    executor._await_lease(flight)
-    assert (ray.killed, executor.pool.names) == ([lost], ("a",))
+    asked_s = time.monotonic() - _LEASE_S - 1
+    executor._await_lease(executor.flies([first, second], WIDE, lease=lease, since_s=asked_s))
+    assert (executor._ray.killed, executor.pool.names) == ([lost], ("a",))
     first.aside_s = 0.0  # the one that answers is asked again after a while
     executor._dispatch()
     (waits,) = executor._queue
@@ -386,25 +299,16 @@ def test_a_lost_node_that_ray_still_counts_is_not_waited_for(lost: Agent) -> Non
 
 def test_memory_that_rays_monitor_ran_out_of_is_learnt_as_that() -> None:
     """Ray 2.60 reports an actor that its monitor ended by OutOfMemoryError, no RayActorError."""
-    executor, ray = Nodes("a"), Ray()
-    executor._ray = executor.pool._ray = ray
-    executor._leases, executor._losses = Leases(ray, HEAD, "GPU"), Losses(ray)
+    executor = Nodes("a", ray=Ray("a"))
     (slot,) = executor.pool.slots
     replaced: list[Slot] = []
     executor.pool.replace_agent = replaced.append  # type: ignore[method-assign]
-    ray.nodes = lambda: [{"NodeID": "a", "Alive": True}]  # type: ignore[attr-defined]
 
     def full(answer: Agent) -> int:
-        raise ray.exceptions.OutOfMemoryError(
-            "1 worker(s) were killed due to the node running low on memory."
-        )
+        raise MemoryError("1 worker(s) were killed due to the node running low on memory.")
 
-    ray.get = full  # type: ignore[method-assign]
-    now_s = time.monotonic()
-    request = ProbeRequest("offload", SHAPE)
-    flight = Flight(request, [slot], None, now_s, now_s, result=Agent())
-    executor._flights.append(flight)
-    executor._land(flight)
+    executor._ray.get = full
+    executor.lands([slot], None)
     failure = executor._done[0].failure
     assert (failure.kind, replaced) == ("out_of_memory", [slot])
     assert "RAY_memory_monitor_refresh_ms=0" in failure.message
@@ -413,23 +317,15 @@ def test_memory_that_rays_monitor_ran_out_of_is_learnt_as_that() -> None:
 @pytest.mark.parametrize("dies", [True, False])
 def test_the_agent_of_a_second_node_that_died_is_replaced(dies: bool) -> None:
     """Else every launch on both nodes would fail, and the third failure would end the search."""
-    executor, ray = Nodes("a", "b"), Ray()
-    executor._ray = executor.pool._ray = ray
-    executor._leases, executor._losses = Leases(ray, HEAD, "GPU"), Losses(ray)
+    executor = Nodes("a", "b", ray=Ray("a", "b"))
     first, second = executor.pool.slots
     replaced: list[Slot] = []
     executor.pool.replace_agent = replaced.append  # type: ignore[method-assign]
-    ray.nodes = lambda: [{"NodeID": name, "Alive": True} for name in "ab"]  # type: ignore[attr-defined]
-    request = ProbeRequest("wide", Settings(data_parallel=16))
     lost = record(failure=Failure("node", "node lost: node b is gone: its agent ended")).to_json()
-    told, plain = Agent(), ray.get
-    ray.get = lambda asked: lost if asked is told else plain(asked)  # type: ignore
     for _ in range(2):
         first.agent, second.agent = Agent(), Agent(dies=dies)
         executor.pool.slots = [first, second]
-        flight = Flight(request, [first, second], None, 0.0, 0.0, result=told)
-        executor._flights.append(flight)
-        executor._land(flight)
+        executor.lands([first, second], lost, WIDE)
     kinds = [each.failure.kind for each in executor._done if each.failure]
     assert kinds == (["node", "crash"] if dies else ["node", "node"])
     assert replaced == [second] * 2 * dies
@@ -438,13 +334,11 @@ def test_the_agent_of_a_second_node_that_died_is_replaced(dies: bool) -> None:
 
 
 def test_nodes_whose_agents_answer_are_busy_with_others() -> None:
-    executor, ray = Nodes("a", "b"), Ray()
-    executor._ray = executor.pool._ray = ray
-    executor._leases = Leases(ray, HEAD, "GPU")
+    executor = Nodes("a", "b")
     for slot in executor.pool.slots:
         slot.agent = Agent()
     assert not executor.pool.drop_unreachable(executor.pool.slots)
-    assert (ray.killed, executor.pool.names) == ([], ("a", "b"))
+    assert (executor._ray.killed, executor.pool.names) == ([], ("a", "b"))
 
 
 def test_an_agent_that_does_not_enter_is_not_counted_for_ever() -> None:
@@ -473,15 +367,7 @@ def test_gpus_that_no_part_has_are_charged_to_none(
     """A node of 4 GPUs, a study of 2, and cores for one part: the meter of an agent on the whole
     node would add the power of two GPUs that train nothing."""
     cluster = replace(load_cluster("h100-32"), devices_per_node=2)
-    pool = NodePool(
-        SimpleNamespace(kill=lambda agent: None),
-        load_job(),
-        cluster,
-        run_dir=".",
-        make_runner=None,
-        local=False,
-        announce=lambda sentence: None,
-    )
+    pool = pool_of(Ray(), cluster)
     node = {
         "NodeID": "a",
         "NodeManagerHostname": "a",

@@ -11,10 +11,9 @@ import socket
 import subprocess
 import threading
 import time
-from collections import deque
 from collections.abc import Iterator
-from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,8 +22,8 @@ from typing import Any
 import pytest
 
 from tests.cluster.joining_states import false_sentences
+from tests.cluster.made_up import Clock, Nodes, pool_of
 from tests.cluster.own_ray import OwnRay
-from tests.support.fake_clock import FakeClock
 from tests.support.studies import METER
 from tuner.cluster import executor as ray_executor
 from tuner.cluster import head as ray_head
@@ -32,12 +31,11 @@ from tuner.cluster import nodes as ray_nodes
 from tuner.cluster.agent import NodeStatus
 from tuner.cluster.executor import RayExecutor
 from tuner.cluster.head import Head
-from tuner.cluster.joining import JoinedRay, join_ray
-from tuner.cluster.nodes import Leases, NodePool, Slot, admit_first
+from tuner.cluster.joining import join_ray
+from tuner.cluster.nodes import Leases, admit_first
 from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
-from tuner.search_spaces.job import load_job
 from tuner.workload.node.facts import NodeFacts
 from tuner.workload.records.probe import ProbeRequest
 from tuner.workload.records.trace import read_trace
@@ -71,17 +69,9 @@ def test_a_probe_whose_devices_others_hold_is_given_up_and_they_are_named_once(
     module = importlib.import_module("ray.util.placement_group")
     monkeypatch.setattr(module, "placement_group", lease)
     monkeypatch.setattr(ray_executor, "holders", lambda *_: ["actor Train of Ray job 01"])
-    said: list[str] = []
-    made = object.__new__(RayExecutor)
-    made._ray = SimpleNamespace(util=SimpleNamespace(remove_placement_group=lambda lease: None))
-    made._cluster, made._announce = replace(load_cluster("h200-8"), nodes=1), said.append
-    made._run_dir = tmp_path / "qwen"
-    made._link = JoinedRay(False, lambda: None, Head(str, lambda *_: None))
-    made._leases = Leases(made._ray, made._link.head, "GPU")
-    made._gauges = SimpleNamespace(set=lambda *_: None)
-    made._flights, made._queue, made._done, made._held = [], deque(), deque(), set()
-    made.pool = pool(None, said)
-    made.pool.slots, made.pool.meter = [Slot("a", "n1", "", None, 8.0)], METER
+    made = Nodes("n1", nodes=1)
+    made._lease = partial(RayExecutor._lease, made)  # type: ignore[method-assign]
+    made._run_dir, made._gauges = tmp_path / "qwen", SimpleNamespace(set=lambda *_: None)
     made.pool.drop_unreachable = lambda slots: False  # type: ignore[method-assign]
     made.pool._refreshed_s = time.monotonic() + 1e6
     made.submit(ProbeRequest("p0007", Settings(data_parallel=8)))
@@ -89,7 +79,7 @@ def test_a_probe_whose_devices_others_hold_is_given_up_and_they_are_named_once(
     assert ended.failure.message == "no node came free within 2 s"
     assert len(leases) > 2
     assert set(leases) == {"joulefront-qwen-p0007"}
-    (sentence,) = said
+    (sentence,) = made.said
     assert "n1 did not come free" in sentence
     assert "its GPUs are held by actor Train of Ray job 01" in sentence
 
@@ -338,14 +328,7 @@ def test_two_searches_at_once_take_turns_on_a_node(own_ray: OwnRay, tmp_path: Pa
 # ---- nodes that are late
 
 
-class Clock(FakeClock):
-    """The module `time` to those who wait; a wait takes no time but this."""
-
-    monotonic = FakeClock.__call__
-    sleep = FakeClock.advance
-
-
-class Ray:
+class LateRay:
     """Ray with nodes of eight GPUs; what their agents are asked is answered as `replies` says.
 
     With `later`, a moment and its replies, these come at that moment.
@@ -389,17 +372,6 @@ def agent_on(name: str) -> Any:
     return SimpleNamespace(name=name, enter=call, prepare=call)
 
 
-def pool(ray: Any, said: list[str]) -> NodePool:
-    cluster = replace(load_cluster("h200-8"), nodes=1)
-    asked = {
-        "run_dir": ".",
-        "make_runner": SimpleNamespace(),
-        "local": False,
-        "announce": said.append,
-    }
-    return NodePool(ray, load_job(), cluster, **asked)  # type: ignore[arg-type]
-
-
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Time of those who wait for nodes, which the test does not take."""
@@ -417,7 +389,7 @@ def entered(busy: tuple[str, ...] = ()) -> NodeStatus:
 def test_nodes_that_do_not_answer_are_not_said_to_lack_devices(clock: Clock) -> None:
     """A firewall, or a file system that is slow at the first start."""
     said: list[str] = []
-    late = pool(Ray(clock, "n1", "n2"), said)
+    late = pool_of(LateRay(clock, "n1", "n2"), said=said)
     late.refresh()
     with pytest.raises(InputError, match="2 nodes have the devices, and none answered within 300"):
         admit_first(late, late._announce)
@@ -427,8 +399,8 @@ def test_nodes_that_do_not_answer_are_not_said_to_lack_devices(clock: Clock) -> 
 
 
 def test_a_study_starts_soon_after_the_first_node_and_takes_the_others_later(clock: Clock) -> None:
-    ray = Ray(clock, "n1", "n2")
-    late = pool(ray, [])
+    ray = LateRay(clock, "n1", "n2")
+    late = pool_of(ray)
     ray.replies["n1"] = entered()
     late.refresh()
     admit_first(late, late._announce)
@@ -441,17 +413,17 @@ def test_a_study_starts_soon_after_the_first_node_and_takes_the_others_later(clo
 
 
 def test_a_study_waits_for_nodes_on_which_others_measure(clock: Clock) -> None:
-    ray, said = Ray(clock, "n1"), list[str]()
+    ray, said = LateRay(clock, "n1"), list[str]()
     ray.replies["n1"] = entered(busy=("GPU 0 is used by process 7",))
     ray.later = 500.0, {"n1": entered()}
-    waiting = pool(ray, said)
+    waiting = pool_of(ray, said=said)
     waiting.refresh()
     admit_first(waiting, waiting._announce)
     assert waiting.names == ("n1",)
     assert said[-1].startswith("waiting up to")
     assert 500 <= clock.now_s < 600
     ray.later = math.inf, {}
-    never = pool(ray, said)
+    never = pool_of(ray, said=said)
     never.refresh()
     with pytest.raises(InputError, match="GPU 0 is used by process 7"):
         admit_first(never, never._announce)
@@ -459,14 +431,14 @@ def test_a_study_waits_for_nodes_on_which_others_measure(clock: Clock) -> None:
 
 def test_a_cluster_without_the_devices_is_told_at_once(clock: Clock) -> None:
     with pytest.raises(InputError, match="no node of the Ray cluster has 8 GPUs"):
-        admit_first(pool(Ray(clock), []), print)
+        admit_first(pool_of(LateRay(clock)), print)
     assert clock.now_s == 0
 
 
 def test_a_node_whose_imports_stall_is_set_aside_and_asked_again(clock: Clock) -> None:
     """The search waited for it without a limit."""
-    ray, said = Ray(clock, "hangs", "n2"), list[str]()
-    stalled = pool(ray, said)
+    ray, said = LateRay(clock, "hangs", "n2"), list[str]()
+    stalled = pool_of(ray, said=said)
     ray.replies["hangs"] = ray.replies["n2"] = entered()
     stalled.refresh()
     admit_first(stalled, stalled._announce)
@@ -486,8 +458,8 @@ def test_a_node_whose_imports_stall_is_set_aside_and_asked_again(clock: Clock) -
 
 
 def test_where_all_imports_are_slow_the_first_is_waited_for(clock: Clock) -> None:
-    ray = Ray(clock, "n1", "n2")
-    slow = pool(ray, [])
+    ray = LateRay(clock, "n1", "n2")
+    slow = pool_of(ray)
     ray.replies["n1"] = ray.replies["n2"] = entered()
     slow.refresh()
     admit_first(slow, slow._announce)
