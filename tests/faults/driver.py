@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import tuner
 from tests.faults.harness import (
     Child,
     Fault,
@@ -41,6 +42,7 @@ from tuner.executors import local
 from tuner.executors.base import Executor
 from tuner.executors.local import InlineExecutor
 from tuner.problem.run_folder import RunFolder
+from tuner.result import Result
 from tuner.workload.records.probe import ProbeRequest
 from tuner.workload.records.trace import read_trace
 
@@ -54,7 +56,7 @@ def _nothing(request: ProbeRequest) -> None:
     """Causes no fault."""
 
 
-def optimize(
+def search(
     folder: Path,
     *,
     before: Callable[[ProbeRequest], None] = _nothing,
@@ -66,16 +68,12 @@ def optimize(
     job: str | None = None,
     model: type[FormulaRunner] = FormulaRunner,
     executor: Callable[[], Executor] | None = None,
-) -> int:
-    """One session of the study, as the command runs it; its exit code.
+) -> Result:
+    """Search in one session of the study.
 
-    Notes and the front go to stdout. Without a job its training is so long that every probe repays
-    itself. The model answers in the ranks' place, in this process unless an executor is made.
+    Without a job its training is so long that every probe repays itself. The model answers in the
+    ranks' place, in this process unless an executor is made.
     """
-    import tuner
-    from tuner.search_spaces.errors import InputError
-    from tuner.study.session import Interrupted
-
     runs_dir, here = runs_dir or folder / "runs", contextlib.ExitStack()
 
     def inline() -> Executor:
@@ -84,21 +82,32 @@ def optimize(
         here.enter_context(mock.patch.object(local, "save_partial", noted))
         return InlineExecutor(runner, keep_in=runs_dir / "study")
 
+    with here:
+        return tuner.optimize(
+            job or LONG_JOB,
+            cluster=cluster,
+            space=space,
+            executor=(executor or inline)(),
+            runs_dir=runs_dir,
+            name="study",
+            storage=storage,
+            search=tuner.SearchSettings(max_probes=probes),
+            report=False,
+            progress=False,
+            on_progress=lambda event: print(event.message) if event.kind == "note" else None,
+        )
+
+
+def optimize(folder: Path, **options: Any) -> int:
+    """One session of the study, as the command runs it; its exit code.
+
+    Notes and the front go to stdout.
+    """
+    from tuner.search_spaces.errors import InputError
+    from tuner.study.session import Interrupted
+
     try:
-        with here:
-            result = tuner.optimize(
-                job or LONG_JOB,
-                cluster=cluster,
-                space=space,
-                executor=(executor or inline)(),
-                runs_dir=runs_dir,
-                name="study",
-                storage=storage,
-                search=tuner.SearchSettings(max_probes=probes),
-                report=False,
-                progress=False,
-                on_progress=lambda event: print(event.message) if event.kind == "note" else None,
-            )
+        result = search(folder, **options)
     except InputError as error:
         print(f"tuner: {error}")
         return 2
@@ -343,7 +352,12 @@ def _interrupted(
                 (folder / "closed").touch()
 
             InlineExecutor.close = slow  # type: ignore[method-assign]
-        tuner.cli.optimize._optimize = lambda args: _as_command(folder, third(strike))
+
+        def command(args: object) -> int:
+            search(folder, before=third(strike))
+            return 0
+
+        tuner.cli.optimize._optimize = command
         return main(["optimize"])
 
     out = folder / "first.out"
@@ -357,24 +371,6 @@ def _interrupted(
         return Outcome(wrong=(f"a second signal after {apart_s} s: closed {not at_once}",))
     resumed = in_child(partial(optimize, folder), folder)
     return verdict(folder, child, resumed, expected=130)
-
-
-def _as_command(folder: Path, strike: Callable[[ProbeRequest], None]) -> int:
-    """Do what `tuner optimize` does, with the faults' own runner."""
-    import tuner
-
-    runs_dir = folder / "runs"
-    runner = LedgerRunner(FormulaRunner(), folder / "ledger", strike)
-    tuner.optimize(
-        LONG_JOB,
-        cluster="cpu-2",
-        executor=InlineExecutor(runner, keep_in=runs_dir / "study"),
-        runs_dir=runs_dir,
-        name="study",
-        search=tuner.SearchSettings(max_probes=PROBES),
-        report=False,
-    )
-    return 0
 
 
 # ---- the disk

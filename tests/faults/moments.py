@@ -32,7 +32,6 @@ from tests.faults.harness import (
     Child,
     Fault,
     Outcome,
-    Unavailable,
     fill,
     fork,
     joined,
@@ -43,6 +42,7 @@ from tests.faults.harness import (
     small_disk,
     wait_gone,
 )
+from tests.faults.storage import postgresql
 from tests.support.studies import FormulaRunner, measured
 from tuner.executors.base import Executor
 from tuner.search_spaces.safe_files import PREFIX, SHORT_PREFIX
@@ -414,10 +414,6 @@ def _take_database(search: Search, draw: random.Random) -> Callable[[], None]:
 
 @contextlib.contextmanager
 def _postgresql(folder: Path) -> Iterator[str]:
-    from tests.support.postgresql import postgresql, why_not
-
-    if reason := why_not():
-        raise Unavailable(reason)
     with postgresql() as server:
         _servers[folder] = server
         yield server.url

@@ -32,6 +32,7 @@ from tests.faults.harness import (
     wait_gone,
 )
 from tests.faults.probe import keep_server, recorded, server_mark, study
+from tests.faults.storage import postgresql
 from tests.twin import TwinGpu, TwinNode
 from tests.waiting import wait_until
 from tuner.study.loop import SearchLoop
@@ -138,10 +139,6 @@ def _storage_away(folder: Path) -> Outcome:
 
     The session ends when it cannot add the trials, which the next one adds.
     """
-    from tests.support.postgresql import postgresql, why_not
-
-    if reason := why_not():
-        return Outcome(skipped=reason)
     with postgresql() as server:
         session = partial(_session, folder, storage=server.url)
 
@@ -149,15 +146,8 @@ def _storage_away(folder: Path) -> Outcome:
             _arm(lambda probe: server.stop())
             return session()
 
-        return continued(
-            folder,
-            first,
-            again=session,
-            mend=server.start,
-            expected=2,
-            storage=server.url,
-            probes=None,
-        )
+        back = {"mend": server.start, "storage": server.url}
+        return continued(folder, first, again=session, expected=2, probes=None, **back)
 
 
 def _rank_killed(folder: Path) -> Outcome:

@@ -6,38 +6,38 @@ that is taken away. The trace is on a disk of its own, so nothing that was measu
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 from tests.faults.driver import continued, optimize, third, verdict
-from tests.faults.harness import Fault, Outcome, in_child, run_of
+from tests.faults.harness import Fault, Outcome, Unavailable, in_child, run_of
+from tests.support.postgresql import Server, why_not
+from tests.support.postgresql import postgresql as server_of_postgresql
 from tuner.workload.records.probe import ProbeRequest
+
+
+@contextlib.contextmanager
+def postgresql() -> Iterator[Server]:
+    """Start a server of PostgreSQL, or raise `Unavailable`."""
+    if reason := why_not():
+        raise Unavailable(reason)
+    with server_of_postgresql() as server:
+        yield server
 
 
 def _server_stops(folder: Path) -> Outcome:
     """PostgreSQL stops while a probe runs, and is back for the next session."""
-    from tests.support.postgresql import postgresql, why_not
-
-    if reason := why_not():
-        return Outcome(skipped=reason)
     with postgresql() as server:
         session = partial(optimize, folder, storage=server.url)
-        return continued(
-            folder,
-            partial(session, before=third(server.stop)),
-            again=session,
-            mend=server.start,
-            expected=2,
-            storage=server.url,
-        )
+        first = partial(session, before=third(server.stop))
+        back = {"mend": server.start, "storage": server.url}
+        return continued(folder, first, again=session, expected=2, **back)
 
 
 def _connections_cut(folder: Path) -> Outcome:
     """Let the server end every connection between two probes, as a restart of it does."""
-    from tests.support.postgresql import postgresql, why_not
-
-    if reason := why_not():
-        return Outcome(skipped=reason)
     with postgresql() as server:
 
         def strike(request: ProbeRequest) -> None:
@@ -45,14 +45,9 @@ def _connections_cut(folder: Path) -> Outcome:
             server.start()
 
         session = partial(optimize, folder, storage=server.url)
-        return continued(
-            folder,
-            partial(session, before=strike),
-            again=session,
-            expected=0,
-            said="nothing: each call found a new connection",
-            storage=server.url,
-        )
+        first = partial(session, before=strike)
+        seen = {"said": "nothing: each call found a new connection", "storage": server.url}
+        return continued(folder, first, again=session, expected=0, **seen)
 
 
 def _file_taken_away(folder: Path) -> Outcome:
