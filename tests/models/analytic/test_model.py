@@ -162,6 +162,14 @@ def test_many_at_once_are_what_each_is_alone() -> None:
         for b in (1, 4)
         for z in (0, 2)
     ]
+    several += [
+        Configuration.of(data_parallel=8, **knobs)
+        for knobs in (
+            {"sharding": "fsdp2"},
+            {"zero_stage": 3},
+            {"sharding": "fsdp2_no_reshard", "hsdp_replicas": 4},
+        )
+    ]
     together = MODEL.predict(several)
     for i, configuration in enumerate(several):
         alone = MODEL.predict([configuration])

@@ -1,10 +1,15 @@
-"""The surrogates: few points, growth, pending points, leave-one-out, a prior that harms."""
+"""The surrogates: few points, growth, corrections of the prior, ties, and against scikit-learn."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from scipy.stats import truncnorm
+from sklearn.gaussian_process import GaussianProcessRegressor
+from sklearn.gaussian_process.kernels import ConstantKernel, Matern
 
 from tests.support.surrogate_data import (
     CANDIDATES,
@@ -13,12 +18,33 @@ from tests.support.surrogate_data import (
     figures,
     picked,
 )
+from tuner.models.analytic.constants import constants_of
+from tuner.models.analytic.model import AnalyticModel
+from tuner.models.job_prior import AnalyticPrior, prior_of
 from tuner.models.prior import Prediction
 from tuner.models.surrogate import gaussian_process
-from tuner.models.surrogate.features import FeatureMap
-from tuner.models.surrogate.gaussian_process import laplace_draws
+from tuner.models.surrogate.features import CORRECTING, FeatureMap
+from tuner.models.surrogate.gaussian_process import (
+    LAUNCH,
+    LIVE,
+    OF_ERRORS,
+    OWN_LENGTH,
+    TOLERANCE,
+    GaussianProcess,
+    Kernel,
+    Likelihood,
+    Pairs,
+    first_best,
+    laplace_draws,
+    lower_root,
+    prior_of_logs,
+    quasi_normal,
+    ranked,
+)
 from tuner.models.surrogate.surrogates import POWER_NOISE, Surrogates
+from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.job import load_job
 from tuner.search_spaces.space import Candidates
 
 
@@ -335,3 +361,212 @@ def test_power_that_varies_is_not_taken_for_noise_but_a_step_time_may_be() -> No
     time_noise, power_noise = surrogates.noise()
     assert power_noise <= 2 * POWER_NOISE * (1 + 1e-6)
     assert time_noise > 2 * POWER_NOISE
+
+
+@pytest.mark.parametrize("scale", [1e-12, 1.0, 1e9])
+@pytest.mark.parametrize("seed", range(5))
+def test_the_first_of_values_that_differ_by_rounding_is_best(scale: float, seed: int) -> None:
+    values = np.array([0.1, 0.7, 0.3, 0.7, 0.1, 0.7]) * scale
+    noise = 1 + 1e-12 * np.random.default_rng(seed).standard_normal(len(values))
+    assert first_best(values * noise) == 1
+    assert ranked(values * noise).tolist() == [1, 3, 5, 2, 0, 4]
+
+
+def test_a_difference_beyond_the_tolerance_decides() -> None:
+    assert first_best(np.array([1.0, 1 + 3 * TOLERANCE])) == 1
+    assert first_best(-np.array([1.0, 1 - 3 * TOLERANCE])) == 1
+    assert ranked(np.array([1.0, 1 + 3 * TOLERANCE])).tolist() == [1, 0]
+
+
+def test_rounding_errors_of_zero_rank_as_zero() -> None:
+    assert ranked(np.array([0.0, 1e-17, 0.5, -1e-18])).tolist() == [2, 0, 1, 3]
+    assert first_best(np.zeros(3)) == 0
+    assert ranked(np.empty(0)).tolist() == []
+
+
+def test_infinite_values_are_worst_or_best() -> None:
+    assert first_best(np.array([-np.inf, 2.0, 2.0])) == 1
+    assert first_best(np.array([1.0, np.inf])) == 1
+    assert ranked(np.array([-np.inf, 1.0, 2.0])).tolist() == [2, 1, 0]
+
+
+def test_many_values_are_ranked_as_sorted() -> None:
+    values = np.random.default_rng(0).random(100_000)
+    assert (
+        np.abs(np.diff(values[ranked(values)])[np.diff(values[ranked(values)]) > 0]).max(initial=0)
+        <= TOLERANCE
+    )
+
+
+def test_a_root_of_equal_variances_does_not_change_with_rounding() -> None:
+    noise = 1e-15 * np.random.default_rng(1).standard_normal((6, 6))
+    again = lower_root(np.eye(6) + noise + noise.T, 1.0)
+    assert np.abs(lower_root(np.eye(6), 1.0) - again).max() < 1e-12
+
+
+def test_a_singular_covariance_has_a_root() -> None:
+    root = lower_root(np.ones((4, 4)), 1.0)
+    assert np.abs(root @ root.T - 1).max() < 1e-4
+
+
+JOB, CLUSTER = load_job("opt-350m"), load_cluster("a100-8")
+BASE = constants_of(CLUSTER.device)
+#: A program whose host dispatches four times as slowly.
+TRUTH = AnalyticModel(JOB, CLUSTER, constants=replace(BASE, operator_s=4 * BASE.operator_s))
+EVERY = [
+    Configuration.of(data_parallel=8 // t, tensor_parallel=t, micro_batch=b, clock_MHz=clock)
+    for t in (1, 2, 4)
+    for b in (1, 2, 4, 8)
+    for clock in (1410, 1050)
+]
+
+
+class Opaque:
+    """The model's figures without its constants."""
+
+    def predict(self, configurations: Sequence[Configuration]) -> Prediction:
+        """Predict as the model."""
+        return AnalyticModel(JOB, CLUSTER).predict(configurations)
+
+
+def feature_map(prior: AnalyticPrior | Opaque | None = None) -> FeatureMap:
+    prior = prior_of(JOB, CLUSTER) if prior is None else prior
+    return FeatureMap(Candidates.from_configurations(EVERY), prior=prior, learns_program=True)
+
+
+def logs(configurations: Sequence[Configuration]) -> np.ndarray:
+    figures = TRUTH.predict(configurations)
+    return np.log(np.column_stack([figures.step_time_s, figures.power_W]))
+
+
+def test_after_one_launch_the_mean_is_that_of_the_program() -> None:
+    features = feature_map()
+    before = np.abs(features.prior_log(EVERY) - logs(EVERY))[:, 0].mean()
+    assert features.correct(EVERY[:1], logs(EVERY[:1]))
+    after = np.abs(features.prior_log(EVERY) - logs(EVERY))[:, 0].mean()
+    assert after < before / 3
+
+
+def test_later_launches_leave_it_and_no_rows_take_it_back() -> None:
+    features, launches = feature_map(), EVERY[::2]
+    plain = features.prior_log(EVERY)
+    assert not features.correct([], np.empty((0, 2)))
+    assert features.correct(launches[:CORRECTING], logs(launches[:CORRECTING]))
+    assert not features.correct(launches[: CORRECTING + 2], logs(launches[: CORRECTING + 2]))
+    assert features.correct([], np.empty((0, 2)))
+    assert (features.prior_log(EVERY) == plain).all()
+
+
+def test_a_prior_without_constants_stays() -> None:
+    features = feature_map(Opaque())
+    plain = features.prior_log(EVERY)
+    assert not features.correct(EVERY[:1], logs(EVERY[:1]))
+    assert (features.prior_log(EVERY) == plain).all()
+
+
+def test_a_resumed_search_predicts_as_an_uninterrupted_one() -> None:
+    step, resumed = (Surrogates(feature_map()) for _ in range(2))
+    measured = np.exp(logs(EVERY))
+    for n in (1, 3, 5):
+        step.fit(EVERY[:n], measured[:n, 0], measured[:n, 1])
+    resumed.fit(EVERY[:5], measured[:5, 0], measured[:5, 1])
+    assert np.allclose(step.predict(EVERY).log_time, resumed.predict(EVERY).log_time)
+
+
+@pytest.fixture
+def data() -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(7)
+    x = rng.uniform(size=(24, 3))
+    y = np.sin(4 * x[:, 0]) + 0.5 * x[:, 1] ** 2 + 0.02 * rng.normal(size=24)
+    return x, y, np.full(24, 0.01**2)
+
+
+def peer(
+    process: GaussianProcess, x: np.ndarray, y: np.ndarray, own: np.ndarray
+) -> GaussianProcessRegressor:
+    """scikit-learn with the kernel that `process` has fitted: launch, own levels, constant, noise.
+
+    All columns are of the launch, so the parts of the live ones are constants.
+    """
+    kernel = process._kernel
+    d = x.shape[1]
+    launch, live, mix, level = kernel.amplitudes**2
+    parts = ConstantKernel(launch + mix) * Matern(kernel.lengths, nu=2.5)
+    parts += ConstantKernel((1 - OF_ERRORS.by_column) * level) * Matern(
+        OWN_LENGTH * np.sqrt(d), nu=0.5
+    )
+    for column in np.eye(d):
+        parts += ConstantKernel(OF_ERRORS.by_column * level / d) * Matern(
+            np.where(column, OWN_LENGTH, 1e9), nu=0.5
+        )
+    parts += ConstantKernel(kernel.constant + live)
+    noise = own + process.noise_**2
+    model = GaussianProcessRegressor(parts, alpha=noise, optimizer=None)
+    return model.fit(x, y - y.mean())
+
+
+def test_the_posterior_is_scikit_learns(data) -> None:
+    x, y, own = data
+    process = GaussianProcess([LAUNCH] * 3, noise=0.02, amplitude=0.5, level=OF_ERRORS)
+    process.update(x[:20], y[:20], own[:20])
+    process.update(x, y, own)
+    asked = np.random.default_rng(8).uniform(size=(50, 3))
+    mean, variance = process.posterior(asked)
+    told = peer(process, x, y, own)
+    expected, expected_std = told.predict(asked, return_std=True)
+    np.testing.assert_allclose(mean, expected + y.mean(), atol=1e-6)
+    np.testing.assert_allclose(np.sqrt(variance), expected_std, atol=1e-5)
+
+
+def test_leave_one_out_in_closed_form_is_leaving_one_out(data) -> None:
+    x, y, own = data
+    process = GaussianProcess([LAUNCH] * 3, noise=0.02, amplitude=0.5, level=OF_ERRORS)
+    process.update(x, y, own)
+    mean, variance = process.leave_one_out()
+    for left in (0, 5, 23):
+        rest = np.delete(np.arange(len(y)), left)
+        told = peer(process, x[rest], y[rest], own[rest])
+        expected, std = told.predict(x[[left]], return_std=True)
+        # The centre is all rows' mean in ours; the constant's variance makes that immaterial.
+        assert mean[left] == pytest.approx(float(expected[0]) + y[rest].mean(), abs=5e-3)
+        assert variance[left] == pytest.approx(
+            float(std[0]) ** 2 + own[left] + process.noise_**2, rel=0.02
+        )
+
+
+def test_pairs_found_once_are_the_pairs_themselves() -> None:
+    """Launches times live settings, with and without columns of both kinds."""
+    rng = np.random.default_rng(3)
+    launches, lives = rng.uniform(size=(5, 2)), np.linspace(0, 1, 4)[:, None]
+    grid = np.array([[*launch, *live] for launch in launches for live in lives])
+    for x, kinds in (
+        (grid, [LAUNCH, LAUNCH, LIVE]),
+        (np.array(lives), [LIVE]),
+        (launches, [LAUNCH] * 2),
+    ):
+        of = np.array(kinds)
+        lengths = np.linspace(0.3, 0.9, len(kinds))
+        kernel = Kernel(np.array([0.4, 0.3, 0.2, 0.02]), lengths, noise=0.1, constant=2.0)
+        every = [[kernel(Pairs(of, a[None], b[None]))[0, 0] for b in x] for a in x[:3]]
+        np.testing.assert_allclose(kernel(Pairs(of, x[:3], x)), every, rtol=1e-13)
+
+
+def test_the_gradient_of_the_likelihood_is_its_slope(data) -> None:
+    x, y, own = data
+    for kinds in ([LAUNCH, LAUNCH, LIVE], [LAUNCH] * 3, [LIVE] * 3):
+        of = np.array(kinds)
+        likelihood = Likelihood(of, x, y, own, constant=4.0, level=OF_ERRORS)
+        logs = prior_of_logs(of, 0.5, 0.02, OF_ERRORS)[0] - 0.3
+        slopes = [
+            (likelihood(logs + step)[0] - likelihood(logs - step)[0]) / 2e-5
+            for step in 1e-5 * np.eye(len(logs))
+        ]
+        np.testing.assert_allclose(likelihood(logs)[1], slopes, rtol=1e-4, atol=1e-2)
+
+
+def test_quasi_random_draws_are_standard_normal_and_fixed_by_the_seed() -> None:
+    draws = quasi_normal(256, 6, 7)
+    assert draws.mean(axis=0) == pytest.approx(np.zeros(6), abs=0.05)
+    assert draws.std(axis=0) == pytest.approx(np.ones(6), abs=0.05)
+    assert (draws == quasi_normal(256, 6, 7)).all()
+    assert (draws != quasi_normal(256, 6, 8)).any()
