@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections import Counter
-from dataclasses import replace
+from dataclasses import fields, replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -18,18 +18,21 @@ import pytest
 from jinja2 import UndefinedError
 from plotly.offline import get_plotlyjs_version
 
+import tuner
 from tests.support.results import (
     ESTIMATED,
     HOSTILE,
     NVML,
     TWIN,
+    failed,
     hostile_result,
     large_result,
     point,
     records_of,
     small_result,
 )
-from tuner.answer.parts import Choice, ResolvedRequest
+from tuner.answer.choice import decide
+from tuner.answer.parts import Choice, Interval, ResolvedRequest
 from tuner.display.figures import DARK, dark_palette
 from tuner.display.html import environment, in_script
 from tuner.display.plots import (
@@ -39,10 +42,14 @@ from tuner.display.plots import (
     live_figure,
 )
 from tuner.display.report import render_report, result_html, write_report
-from tuner.display.view import View
+from tuner.display.text import summary_lines
+from tuner.display.view import WORDS, View
+from tuner.formatting import number
 from tuner.problem.constraints import Constraints
 from tuner.result import Result
 from tuner.search_spaces.configuration import Configuration
+from tuner.search_spaces.job import load_job
+from tuner.workload.records.probe import Basis, MeterInfo
 
 
 class Page(HTMLParser):
@@ -490,3 +497,118 @@ def test_the_page_is_under_a_megabyte_and_carries_what_its_plots_need() -> None:
     assert figures
     traces = {trace.get("type") for text in figures for trace in json.loads(text)["data"]}
     assert traces <= {"scatter", "bar"}
+
+
+# ---- its head
+
+
+def test_the_headline_says_what_the_recommendation_brings() -> None:
+    result = large_result()
+    page = render_report(result)
+    headline = page.partition("<h1>")[2].partition("</h1>")[0]
+    energy = result.recommendation.energy.relative
+    # The number and its unit are never on two lines.
+    assert re.search(rf"{abs(100 * energy):.0f}(\.\d)?\u00a0% less", headline)
+    assert "than today" in headline
+    assert f"run {result.name}" in page
+
+
+def test_a_card_is_grey_where_no_difference_is_shown() -> None:
+    result = large_result()
+    clear = render_report(result)
+    wide = Interval(1.0, 1e9)
+    unclear = replace(result, baseline=replace(result.baseline, energy_interval_kJ=wide))
+    unclear.__dict__["recommendation"] = result.recommendation
+    page = render_report(unclear)
+    grey = "than today; no difference shown"
+    tiles, before = (
+        each.partition('class="side"')[2].partition("<p>")[0] for each in (page, clear)
+    )
+    assert tiles.count(grey) == before.count(grey) + 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "name"),
+    [
+        ({"objective": "cost", "price_per_kWh": 0.3, "price_per_gpu_hour": 2.0}, "Cost"),
+        ({"objective": "carbon", "grid_gCO2_per_kWh": 360.0}, "Emissions"),
+    ],
+)
+def test_cost_and_emissions_of_the_choice_and_of_today(asked: dict, name: str) -> None:
+    result = large_result()
+    assert "Cost at" not in render_report(result)
+    constraints = Constraints(**asked)
+    best, choice = decide(result.points, constraints)
+    _, today = decide([result.baseline], constraints)
+    result = replace(result, best=best, choice=choice, request=ResolvedRequest(constraints))
+    page = render_report(result)
+    card = next(part for part in page.split('<div class="figure">') if f">{name}" in part)
+    size = 1000 if name == "Emissions" and choice.objective_value >= 1000 else 1
+    assert f">{number(choice.objective_value / size)} <" in card
+    assert f"today {number(today.objective_value / size)}" in card
+
+
+def test_a_prediction_is_never_called_measured(tmp_path) -> None:
+    result = tuner.optimize(
+        "opt-350m",
+        cluster="a100-8",
+        executor="simulated",
+        search=tuner.SearchSettings(max_probes=4),
+        runs_dir=tmp_path,
+    )
+    page = result.report_path.read_text()
+    assert len(result.points) > len(result.front_points)
+    assert f"All {len(result.points)} points predicted, least energy first" in page
+    assert "<div>predicted, not measured</div>" not in page
+
+
+# ---- basis of a result
+
+
+PREDICTING = MeterInfo("simulated", "node", "the analytic models", estimated=True)
+
+
+def test_every_basis_has_words_of_its_own() -> None:
+    assert WORDS.keys() == set(Basis)
+    for name in (item.name for item in fields(WORDS[Basis.MEASURED])):
+        measured, predicted = (getattr(WORDS[b], name) for b in (Basis.MEASURED, Basis.PREDICTED))
+        assert measured != predicted, name
+    assert WORDS[Basis.RECORDED].found == "measured"
+
+
+@pytest.mark.parametrize("meter", [NVML, ESTIMATED, TWIN], ids=["metered", "estimated", "twin"])
+def test_the_mark_of_a_meter_does_not_change_the_basis(meter: MeterInfo) -> None:
+    assert meter.basis is Basis.MEASURED
+    assert meter.marks.get("twin", False) is meter.twin
+    result = replace(small_result(meter=meter), job=load_job("tiny-gpt"))
+    assert View(result).basis is Basis.MEASURED
+
+
+def test_without_a_job_the_figures_are_of_a_recording() -> None:
+    view = View(replace(small_result(), job=None))
+    assert view.basis is Basis.RECORDED
+    assert "from a recording" in render_report(view.result)
+
+
+def test_a_study_of_failed_predictions_alone_is_a_prediction() -> None:
+    record = failed("p0001", "out_of_memory", "out of memory", "")
+    empty = replace(
+        small_result(),
+        points=(),
+        front_points=(),
+        best=None,
+        baseline=None,
+        failures=(replace(record, meter=PREDICTING),),
+    )
+    assert View(empty).basis is Basis.PREDICTED
+    assert View(replace(empty, failures=(record,))).basis is not Basis.PREDICTED
+
+
+def test_predictions_are_called_that_wherever_the_basis_is_said() -> None:
+    result = small_result(meter=PREDICTING)
+    view = View(replace(result, job=load_job("tiny-gpt")))
+    assert view.basis is Basis.PREDICTED
+    assert view.words.notice in summary_lines(view.result)
+    page = render_report(view.result)
+    assert "predicted, nothing was measured" in page
+    assert "Search spent" not in page
