@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.conftest import FinishedStudy
 from tests.support.entry_points import install_plugin
-from tests.support.studies import run_replay, write_table
 from tuner.answer.views import SOCKET, AnswerExtra, views
 from tuner.api import load_result
 from tuner.cli.main import main
@@ -30,10 +30,8 @@ VIEW = Carbon()
 
 
 @pytest.fixture
-def runs(tmp_path: Path) -> Path:
-    table = write_table(tmp_path / "table")
-    run_replay(table, name="r", max_probes=4, runs_dir=tmp_path, report=False, progress=False)
-    return tmp_path
+def study(finished_study: FinishedStudy) -> Path:
+    return finished_study.result.run_dir
 
 
 @pytest.mark.parametrize("name", SOCKET.shipped)
@@ -43,12 +41,12 @@ def test_a_shipped_view_follows_the_protocol(name: str) -> None:
     assert SOCKET.check(found) == ""
 
 
-def test_a_study_is_read_without_any_view(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = answer_lines(load_result("r", runs_dir=runs))
+def test_a_study_is_read_without_any_view(study: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = answer_lines(load_result(study))
     for part in SOCKET.shipped.values():
         monkeypatch.setitem(sys.modules, part.partition(":")[0], None)
     assert views() == []
-    assert answer_lines(load_result("r", runs_dir=runs)) == whole
+    assert answer_lines(load_result(study)) == whole
 
 
 def test_a_plan_without_the_planner_is_one_sentence(
@@ -65,10 +63,10 @@ def test_a_plan_without_the_planner_is_one_sentence(
 
 
 def test_a_view_of_another_distribution_adds_its_lines(
-    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     install_plugin(tmp_path, monkeypatch, SOCKET.group, "carbon", PLUGIN, attribute="VIEW")
-    result = load_result("r", runs_dir=runs)
+    result = load_result(study)
     assert f"Carbon: {len(result.points)} points were weighed." in answer_lines(result)
 
 
@@ -82,20 +80,20 @@ def test_a_view_of_another_distribution_adds_its_lines(
     ],
 )
 def test_a_view_that_cannot_be_used_is_said_below_the_answer(
-    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, fault: str
+    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, fault: str
 ) -> None:
     install_plugin(tmp_path, monkeypatch, SOCKET.group, "carbon", source, attribute="VIEW")
-    (line,) = (each for each in answer_lines(load_result("r", runs_dir=runs)) if "left out" in each)
+    (line,) = (each for each in answer_lines(load_result(study)) if "left out" in each)
     assert line.startswith("The view 'carbon' (")
     assert fault in line
 
 
 def test_a_view_that_raises_does_not_take_the_answer_with_it(
-    runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = PLUGIN.replace("return [f", "raise ValueError('no scale')\n        return [f")
     install_plugin(tmp_path, monkeypatch, SOCKET.group, "carbon", source, attribute="VIEW")
-    lines = answer_lines(load_result("r", runs_dir=runs))
+    lines = answer_lines(load_result(study))
     (line,) = (each for each in lines if "carbon" in each)
     assert line == "The view 'carbon' adds nothing: answer_lines() failed (ValueError: no scale)."
     assert len(lines) > 3

@@ -18,7 +18,6 @@ import pytest
 from jinja2 import UndefinedError
 from plotly.offline import get_plotlyjs_version
 
-import tuner
 from tests.support.results import (
     ESTIMATED,
     HOSTILE,
@@ -548,24 +547,20 @@ def test_cost_and_emissions_of_the_choice_and_of_today(asked: dict, name: str) -
     assert f"today {number(today.objective_value / size)}" in card
 
 
-def test_a_prediction_is_never_called_measured(tmp_path) -> None:
-    result = tuner.optimize(
-        "opt-350m",
-        cluster="a100-8",
-        executor="simulated",
-        search=tuner.SearchSettings(max_probes=4),
-        runs_dir=tmp_path,
-    )
-    page = result.report_path.read_text()
+PREDICTING = MeterInfo("simulated", "node", "the analytic models", estimated=True)
+
+
+def test_a_prediction_is_never_called_measured() -> None:
+    result = large_result(PREDICTING)
+    points = tuple(replace(point, source="predicted") for point in result.points)
+    result = replace(result, points=points, job=load_job("tiny-gpt"))
+    page = render_report(result)
     assert len(result.points) > len(result.front_points)
     assert f"All {len(result.points)} points predicted, least energy first" in page
     assert "<div>predicted, not measured</div>" not in page
 
 
 # ---- basis of a result
-
-
-PREDICTING = MeterInfo("simulated", "node", "the analytic models", estimated=True)
 
 
 def test_every_basis_has_words_of_its_own() -> None:

@@ -7,6 +7,7 @@ import socket
 import sys
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -236,6 +237,14 @@ def test_a_port_that_is_taken_starts_nothing(
     assert "for --tune" in capfd.readouterr().err
 
 
+@pytest.fixture(scope="module")
+def served() -> Iterator[str]:
+    """The address of metrics on loopback; a server takes half a second to end."""
+    said: list[str] = []
+    with Metrics(announce=said.append).served("0"):
+        yield said[0].rpartition(" ")[2]
+
+
 @pytest.mark.parametrize(
     ("asked", "status"),
     [
@@ -244,15 +253,14 @@ def test_a_port_that_is_taken_starts_nothing(
         *(("localhost:1@evil.com", 403), ("", 403)),
     ],
 )
-def test_metrics_on_loopback_are_not_for_pages_of_other_sites(asked: str, status: int) -> None:
-    said: list[str] = []
-    with Metrics(announce=said.append).served("0"):
-        url = said[0].rpartition(" ")[2]
-        port = url.split(":")[2].partition("/")[0]
-        request = urllib.request.Request(url, headers={"Host": asked.format(port=port)})
-        if status == 200:
-            urllib.request.urlopen(request, timeout=10).close()
-            return
-        with pytest.raises(urllib.error.HTTPError, match="403") as refused:
-            urllib.request.urlopen(request, timeout=10)
-        assert refused.value.read() == b"These metrics are read as localhost only.\n"
+def test_metrics_on_loopback_are_not_for_pages_of_other_sites(
+    served: str, asked: str, status: int
+) -> None:
+    port = served.split(":")[2].partition("/")[0]
+    request = urllib.request.Request(served, headers={"Host": asked.format(port=port)})
+    if status == 200:
+        urllib.request.urlopen(request, timeout=10).close()
+        return
+    with pytest.raises(urllib.error.HTTPError, match="403") as refused:
+        urllib.request.urlopen(request, timeout=10)
+    assert refused.value.read() == b"These metrics are read as localhost only.\n"

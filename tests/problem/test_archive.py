@@ -11,7 +11,7 @@ import struct
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -58,23 +58,28 @@ def entry(name: str, mode: int = stat.S_IFREG | 0o644) -> zipfile.ZipInfo:
     return made
 
 
-@pytest.mark.parametrize("top", ["", "measured/", "./measured/", "theirs/"])
+@pytest.mark.parametrize(
+    "words", [["show"], ["choose", "--minimize", "energy"], ["compare"], ["explain"]]
+)
 def test_a_zip_file_of_a_run_answers_as_its_folder(
-    tmp_path: Path, top: str, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = str(zipped(tmp_path / "measured.ZIP", top))
-    for words in (["show"], ["choose", "--minimize", "energy"], ["compare"], ["explain"]):
-        command, *rest = words
-        code = main([command, str(RUN), *rest])
-        of_folder = capsys.readouterr()
+    command, *rest = words
+    code = main([command, str(RUN), *rest])
+    of_folder = capsys.readouterr()
+    for top in ("", "measured/", "./measured/", "theirs/"):
+        path = str(zipped(tmp_path / "measured.ZIP", top))
         assert main([command, path, *rest]) == code
         of_archive = capsys.readouterr()
         assert of_archive.out.replace("theirs", "measured") == of_folder.out
         assert of_archive.err == of_folder.err
+        assert tuner.load_result(path).to_json()["run_dir"] == path
+
+
+def test_a_zip_file_of_a_run_is_compared_with_a_folder_and_shown_as_json(tmp_path: Path) -> None:
+    path = str(zipped(tmp_path / "measured.ZIP"))
     assert main(["compare", path, str(RUN)]) == 0
     assert main(["show", "measured.ZIP", "--json"]) == 0
-    capsys.readouterr()
-    assert tuner.load_result(path).to_json()["run_dir"] == path
 
 
 def test_a_replay_of_a_zip_file_continues_under_its_name(tmp_path: Path) -> None:
@@ -114,11 +119,20 @@ def test_a_report_of_an_archive_goes_where_it_is_asked_for(tmp_path: Path) -> No
     assert (tmp_path / "report.html").stat().st_size > 100_000
 
 
-def refused(path: Path, temporary: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    """Return the one sentence with which an archive is refused, by each command that names it."""
+#: Commands that read an archive; all of them unpack it in the same place.
+READERS = (["show"], ["choose"], ["compare"], ["replay"], ["export", "--to", "csv"])
+
+
+def refused(
+    path: Path,
+    temporary: Path,
+    capsys: pytest.CaptureFixture[str],
+    readers: Sequence[Sequence[str]] = READERS[:1],
+) -> str:
+    """Return the one sentence with which an archive is refused, by each of these commands."""
     outside = {each for each in path.parent.rglob("*") if temporary not in each.parents}
     sentences = set()
-    for words in (["show"], ["choose"], ["compare"], ["replay"], ["export", "--to", "csv"]):
+    for words in readers:
         assert main([words[0], str(path), *words[1:]]) == 2
         captured = capsys.readouterr()
         assert captured.err.count("\n") == 1, captured.err
@@ -277,7 +291,7 @@ def test_what_is_not_a_zip_file_is_refused(
 ) -> None:
     path = tmp_path / "x.zip"
     path.write_bytes(data)
-    assert "cannot read the run in" in refused(path, temporary, capsys)
+    assert "cannot read the run in" in refused(path, temporary, capsys, READERS)
 
 
 def test_a_damaged_zip_file_is_an_error_of_input(tmp_path: Path, temporary: Path) -> None:

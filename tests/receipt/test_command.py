@@ -373,9 +373,10 @@ def test_no_stream_changes_an_exit_code(
     user: UserFolder, streams: str, end: str, code: int, options: tuple[str, ...]
 ) -> None:
     env = {k: v for k, v in user.environment.items() if k != "PYTHONUNBUFFERED"}
-    # The command outlives `true`, so that the receipt has no reader.
-    words = shlex.join(user.command("sh", "-c", f"sleep 0.2; {end}", options=options))
     to, reader = STREAMS[streams]
+    # The command outlives `true`, so that the receipt has no reader.
+    outlives = "sleep 0.2; " if reader else ""
+    words = shlex.join(user.command("sh", "-c", outlives + end, options=options))
     line = f"(exec 2>said; {words} {to}; echo $? >code) {reader}"
     subprocess.run(["bash", "-c", line], cwd=user.path, env=env, stdout=subprocess.DEVNULL)
     assert (user.path / "code").read_text() == f"{code}\n"

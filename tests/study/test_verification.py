@@ -24,6 +24,8 @@ from tuner.study.session import SPOILED
 from tuner.workload.records.probe import Failure, ProbeRecord, ProbeRequest, Runner
 from tuner.workload.records.trace import read_trace
 
+pytestmark = pytest.mark.usefixtures("next_candidates")
+
 
 class DrawnSamples(Runner):
     """A runner of few configurations whose launches differ at random; `truth` is seconds a step.
@@ -81,6 +83,7 @@ def test_a_large_saving_takes_few_launches(tmp_path) -> None:
     assert again.headline == result.headline
 
 
+@pytest.mark.searches
 def test_few_probes_end_in_an_answer(tmp_path) -> None:
     """Every candidate saves 60 % or more, and the limit leaves room for few launches."""
     truth = {1: 1.0, 2: 0.4, 4: 0.4, 8: 0.4}
@@ -181,6 +184,7 @@ def test_a_table_that_tells_no_spread_is_not_verified(tmp_path) -> None:
         assert point.power_W == pytest.approx(window.power_W, rel=0.006)
 
 
+@pytest.mark.searches
 def test_a_table_with_noise_is_drawn_again(tmp_path) -> None:
     from tests.support.studies import TOML
 
