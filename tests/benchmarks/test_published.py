@@ -10,7 +10,14 @@ from types import ModuleType
 import pytest
 
 from benchmarks.validation import jupiter, mpt, qlora, sailor, sfttrainer, simumax, unseen
-from benchmarks.validation.comparison import DATA, models, quantiles, rows_of, table
+from benchmarks.validation.comparison import (
+    DATA,
+    median_and_worst,
+    models,
+    quantiles,
+    rows_of,
+    table,
+)
 from tests.support.traces import TRACES
 from tuner.models.analytic.constants import constants_of
 from tuner.models.analytic.model import (
@@ -231,6 +238,11 @@ def test_a_forecast_shows_its_parts_and_its_known_error() -> None:
         forecast(job, cluster, Configuration.of(data_parallel=7))
     unknown = known_error_lines(load_device("V100-SXM2-16GB"))
     assert unknown[0].startswith("unknown")
+
+
+def test_errors_are_told_by_their_size() -> None:
+    found = [(each.name, each.value) for each in median_and_worst("x_*_error", [-0.3, 0.1, 0.2])]
+    assert found == [("x_median_error", pytest.approx(20)), ("x_worst_error", pytest.approx(30))]
 
 
 def test_a_table_is_aligned() -> None:
