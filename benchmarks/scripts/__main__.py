@@ -2,13 +2,13 @@
 
 Each program of `scripts.toml` is started alone, then by `tuner optimize -- COMMAND`; a verdict
 compares the answer with values read by hand from the program's source. Outcomes are kept in the
-cache folder, one JSON each, so an interrupted run continues. `--sources DIR` holds the repositories
-as `OWNER/NAME` or `OWNER+NAME/repo`; without it they are downloaded from GitHub at their commits.
+cache folder, so that an interrupted run of the same code continues. `--sources DIR` holds the
+repositories as `OWNER/NAME` or `OWNER+NAME/repo`; without it they are downloaded from GitHub at
+their commits.
 """
 
 from __future__ import annotations
 
-import json
 import signal
 import statistics
 import subprocess
@@ -17,33 +17,13 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from benchmarks.figures import ROOT, Figure, arguments, publish
+from benchmarks.pieces import PACKAGE, Pieces
 from benchmarks.scripts.attempt import Attempt, Options, attempt
 from benchmarks.scripts.environment import Unavailable, cache_folder, make_environment
 from benchmarks.scripts.programs import Program, listed
 
 #: Of `--quick`: one of each kind.
 QUICK = ("nanoGPT", "minGPT adder", "pytorch regression", "pytorch ddp multigpu", "TRL sft")
-
-
-def stored(program: Program, file: Path, options: Options) -> Attempt | None:
-    """Return the kept outcome of the same attempt; None if there is none."""
-    if not file.is_file():
-        return None
-    kept = json.loads(file.read_text())
-    if kept.pop("of") != _identity(program, options):
-        return None
-    return Attempt(**kept)
-
-
-def store(found: Attempt, program: Program, file: Path, options: Options) -> None:
-    """Write an outcome for `stored`."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    kept = {**found.to_json(), "of": _identity(program, options)}
-    file.write_text(json.dumps(kept, indent=1) + "\n")
-
-
-def _identity(program: Program, options: Options) -> list[str]:
-    return [program.origin, program.command, *map(str, program.today), str(options.probes)]
 
 
 def figures(attempts: Sequence[Attempt]) -> list[Figure]:
@@ -119,27 +99,27 @@ def main() -> None:
     python = make_environment(options.cache / "environment", packages, without_dependencies)
     inputs = ["-m", "benchmarks.scripts.inputs", str(options.cache / "inputs")]
     subprocess.run([str(python), *inputs], check=True, cwd=ROOT)
-    wanted = [program for program in programs if not names or program.name in names]
-    attempts = []
-    for number, program in enumerate(wanted, 1):
-        file = options.cache / "outcomes" / f"{program.slug}.json"
-        found = None if chosen.again else stored(program, file, options)
-        if found is None:
-            found = _attempted(program, options, f"{number}/{len(wanted)}")
-            store(found, program, file, options)
-        attempts.append(found)
-        print(found.line(), flush=True)
+    wanted = [(program, options) for program in programs if not names or program.name in names]
+    pieces = Pieces(options.cache / "outcomes.pieces", folders=(*PACKAGE, "benchmarks/scripts"))
+    if chosen.again:
+        pieces.forget(attempted, wanted, lambda outcome: True)
+    attempts = pieces.results(attempted, wanted)
+    print(*(found.line() for found in attempts), sep="\n", flush=True)
     publish(figures(attempts), chosen.json)
 
 
-def _attempted(program: Program, options: Options, place: str) -> Attempt:
+def attempted(program: Program, options: Options) -> Attempt:
+    """Return the outcome of a program, one that cannot be had here included."""
+
     def announce(what: str) -> None:
-        print(f"{place} {program.name}: {what}", file=sys.stderr, flush=True)
+        print(f"{program.name}: {what}", file=sys.stderr, flush=True)
 
     try:
-        return attempt(program, options, announce)
+        found = attempt(program, options, announce)
     except Unavailable as error:
-        return Attempt(program.name, program.origin, "unavailable", str(error))
+        found = Attempt(program.name, program.origin, "unavailable", str(error))
+    announce(f"{found.verdict}; {found.says}")
+    return found
 
 
 if __name__ == "__main__":

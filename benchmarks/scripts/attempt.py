@@ -8,9 +8,8 @@ import statistics
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from benchmarks.scripts.alone import Alone, end_group, start_alone
 from benchmarks.scripts.programs import Program, environment_of, prepare
@@ -135,9 +134,6 @@ class Attempt:
         wrong = f" WRONG {self.wrong} of {self.today}" if self.wrong else ""
         timed = f" by hand {100 * self.by_hand:+.0f} % time" if self.by_hand is not None else ""
         return f"{self.name:34} {self.verdict:14}{wrong} {first};{timed} {self.says[:200]}"
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def attempt(program: Program, options: Options, announce: Callable[[str], None]) -> Attempt:

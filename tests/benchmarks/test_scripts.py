@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
+from benchmarks.pieces import Pieces
 from benchmarks.scripts import __main__ as scripts
 from benchmarks.scripts.alone import Alone, start_alone
 from benchmarks.scripts.attempt import (
@@ -106,14 +107,30 @@ def _options(folder: Path, **changed: Any) -> Options:
     return Options(cache=folder, sources=None, **given)
 
 
-def test_an_outcome_is_kept_for_the_same_attempt_alone(tmp_path: Path) -> None:
-    program = Program("A", "python train.py --x 1", today=[1], source="a 1")
-    file = tmp_path / "a.json"
-    found = Attempt("A", "a 1", "answered", time=[-0.2, -0.3, -0.1])
-    scripts.store(found, program, file, _options(tmp_path))
-    assert scripts.stored(program, file, _options(tmp_path)) == found
-    assert scripts.stored(program, file, _options(tmp_path, probes=6)) is None
-    assert scripts.stored(replace(program, today=[2]), file, _options(tmp_path)) is None
+def test_an_outcome_is_kept_for_the_same_attempt_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried: list[str] = []
+
+    def attempt(program: Program, options: Options, announce: object) -> Attempt:
+        tried.append(program.name)
+        if program.name == "B":
+            raise Unavailable("no such commit")
+        return Attempt(program.name, program.origin, "answered", time=[-0.2, -0.3, -0.1])
+
+    monkeypatch.setattr(scripts, "attempt", attempt)
+    first, second = (Program(name, "python a.py", today=[1], source="a 1") for name in "AB")
+    options = _options(tmp_path)
+    for work in (
+        [(first, options), (second, options)],
+        [(first, _options(tmp_path, hand_s=20.0)), (replace(first, today=[2]), options)],
+    ):
+        for _ in range(2):
+            found = Pieces(tmp_path / "pieces").results(scripts.attempted, work)
+            assert found[0].verdict == "answered"
+    assert tried == ["A", "B", "A", "A"]
+    (gone,) = Pieces(tmp_path / "pieces").results(scripts.attempted, [(second, options)])
+    assert (gone.verdict, gone.says) == ("unavailable", "no such commit")
 
 
 def test_figures_compare_with_the_programs_themselves() -> None:
