@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 
+from benchmarks.gpu_hour.hour import Hour
 from tuner.search_spaces.errors import InputError
 
 PARTS = ("runs", "figures", "knobs", "faults")
@@ -20,7 +21,7 @@ PARTS = ("runs", "figures", "knobs", "faults")
 
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_hour", description=__doc__)
-    parser.add_argument("part", choices=("prepare", *PARTS))
+    parser.add_argument("part", choices=PARTS)
     parser.add_argument("folder", type=Path, metavar="DIR")
     parser.add_argument(
         "--rehearse", action="store_true", help="train tiny jobs in short windows, without a GPU"
@@ -28,19 +29,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--only", nargs="+", default=(), metavar="WORD", help="checks with one of these words"
     )
-    parser.add_argument(
-        "--python", default="3.12", help="prepare: the other machine's Python (default: 3.12)"
-    )
     options = parser.parse_args(argv)
     try:
-        if options.part == "prepare":
-            from benchmarks.gpu_hour.prepare import prepare
-
-            for wheel in prepare(options.folder, options.python):
-                print(f"{wheel}, {wheel.stat().st_size / 1e6:.1f} MB")
-            return 0
-        from benchmarks.gpu_hour.hour import Hour
-
         hour = Hour(options.folder, rehearse=options.rehearse, only=tuple(options.only))
         try:
             part = import_module(f"benchmarks.gpu_hour.{options.part}")

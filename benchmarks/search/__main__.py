@@ -30,6 +30,7 @@ from benchmarks.pieces import Pieces
 from benchmarks.search.ask_tell import PEERS
 from benchmarks.search.headline import (
     Kind,
+    figure_name,
     kind_figures,
     over_all,
     search_lines,
@@ -41,7 +42,6 @@ from benchmarks.search.own_stop import ending, own_stops, search_to_own_stop
 from benchmarks.search.problems import Problem, load_problem
 from benchmarks.search.runner import RunOptions, all_runs
 from benchmarks.search.samplers import DEFAULT_SAMPLERS, NAMES, SWEEPING, WITH_MODELS
-from benchmarks.search.statistics import figure_name
 from benchmarks.search.truth import truth_of
 from tuner.recordings.table import load_table
 

@@ -10,8 +10,10 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from benchmarks.figures import ROOT, Figure
 from benchmarks.search.names import OURS
@@ -19,7 +21,6 @@ from benchmarks.search.own_stop import OwnStop
 from benchmarks.search.problems import SPLITS, Problem, load_problem, split_of
 from benchmarks.search.runner import Run
 from benchmarks.search.samplers import SWEEPING, WITH_MODELS
-from benchmarks.search.statistics import figure_name, geometric_mean, never_found, quantile
 from benchmarks.search.truth import truth_of
 from tuner.problem.settings import SearchSettings
 
@@ -110,6 +111,27 @@ class Kind:
     def ending(self) -> list[str]:
         """The samplers with a stop of their own."""
         return list(dict.fromkeys(name for _, name in self.stops))
+
+
+def quantile(values: Iterable[float], share: float) -> float:
+    """Return the value below which this share of the values lies."""
+    return float(np.quantile(list(values), share))
+
+
+def figure_name(name: str) -> str:
+    """Return a sampler's name as part of a figure's."""
+    return name.replace("-", "_").replace("+", "_with_").replace("/", "_")
+
+
+def geometric_mean(values: Sequence[float]) -> float:
+    return math.exp(statistics.fmean(math.log(value) for value in values))
+
+
+def never_found(groups: Iterable[Sequence[Run]], end: str) -> Figure:
+    """Print and return in how many groups one of ours never found the front, whatever it paid."""
+    missed = sum(not all(run.found for run in runs) for runs in groups)
+    print(f"  groups in which a search by {OURS} never found the front: {missed}")
+    return Figure(f"groups_never_found{end}", missed, "count")
 
 
 def mean_and_error(ratios: Mapping[str, float]) -> tuple[float, str]:

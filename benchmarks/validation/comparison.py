@@ -29,6 +29,20 @@ def models() -> dict[str, dict[str, Any]]:
     return tomllib.loads((DATA / "models.toml").read_text(encoding="utf-8"))
 
 
+def gpt2(
+    hidden: int, layers: int, heads: int, *, positions: int, vocabulary: int
+) -> dict[str, Any]:
+    """Return a model as a Hugging Face configuration names its sizes."""
+    return {
+        "model_type": "gpt2",
+        "n_embd": hidden,
+        "n_layer": layers,
+        "n_head": heads,
+        "n_positions": positions,
+        "vocab_size": vocabulary,
+    }
+
+
 @dataclass(frozen=True)
 class Comparison:
     """One comparison with something published.

@@ -19,12 +19,12 @@ from benchmarks.figures import Figure
 from benchmarks.validation.comparison import (
     DATA,
     Comparison,
+    gpt2,
     median_and_worst,
     quantiles,
     rows_of,
     table,
 )
-from benchmarks.validation.gpt2 import gpt2
 from tuner.models.analytic.constants import Constants, constants_of, load_constants
 from tuner.models.analytic.model import AnalyticModel, Program
 from tuner.search_spaces.cluster import Cluster, load_cluster, load_device

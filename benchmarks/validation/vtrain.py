@@ -13,8 +13,7 @@ from functools import cached_property
 
 import numpy as np
 
-from benchmarks.validation.comparison import DATA, rows_of
-from benchmarks.validation.gpt2 import gpt2
+from benchmarks.validation.comparison import DATA, gpt2, rows_of
 from tuner.models.analytic.constants import Constants, constants_of
 from tuner.models.analytic.model import AnalyticModel, Program
 from tuner.models.scale_out import Predict, ScaleOut
