@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -143,6 +144,65 @@ def test_the_launches_with_the_most_to_gain_are_drawn_and_the_running_one_is() -
     assert 2 in kept.launch_of
     for launch in np.unique(kept.launch_of):  # a launch is drawn whole
         assert (kept.launch_of == launch).sum() == (many.launch_of == launch).sum()
+
+
+def drawn_of(open_: dict[int, list[list[tuple[float, float]]]]) -> JointDraws:
+    """Draws of today's configuration, at 0, and of one open setting of each launch, of which a
+    list of draws is given: log energy and log time."""
+    _, view, surrogates = view_of(MEASURED)
+    draws = max(map(len, open_.values()))
+    drawn = object.__new__(JointDraws)
+    drawn.surrogates, drawn.question, drawn.count = surrogates, None, 1
+    drawn.still_open = replace(view[np.arange(len(open_))], launch_of=np.array(list(open_)))
+    logs = np.zeros((draws, 1 + len(open_), 2))
+    for column, each in enumerate(open_.values(), 1):
+        logs[:, column] = np.resize(np.array(each), (draws, 2))
+    drawn._logs = (logs[..., 0], logs[..., 1])
+    return drawn
+
+
+#: A clock of today's launch that is sure to save, and a launch that is a little faster.
+SWEEP, FASTER = [(-0.20, 0.05)], [(0.3, -0.05)]
+
+
+@pytest.mark.parametrize(("probes_left", "first"), [(1, 0), (2, 0), (math.inf, 1)])
+def test_with_few_probes_left_the_sure_sweep_comes_before_what_mends_little_cheaply(
+    probes_left: float, first: int
+) -> None:
+    drawn = drawn_of({0: SWEEP, 1: FASTER})
+    power_W = np.where(drawn.still_open.launch_of == 0, 0.0, -0.7)  # half the joules
+    posterior = replace(drawn.still_open.posterior, log_power=power_W, log_time=np.zeros(2))
+    drawn.still_open = replace(drawn.still_open, posterior=posterior)
+    best = best_probe(drawn, ProbeCost(), 4, None, probes_left)
+    assert best.member == drawn.still_open.members[first]
+
+
+@pytest.mark.parametrize(("probes_left", "first"), [(1, 1), (2, 0), (math.inf, 0)])
+def test_the_last_probe_is_of_what_is_probably_far_better_and_not_of_a_sure_sweep(
+    probes_left: float, first: int
+) -> None:
+    """The adversary of a sweep that always comes first because it is sure."""
+    gamble = [*6 * [(-0.4, -0.4)], *4 * [(0.3, 0.3)]]
+    drawn = drawn_of({0: SWEEP, 1: gamble})
+    best = best_probe(drawn, ProbeCost(), 4, None, probes_left)
+    assert best.member == drawn.still_open.members[first]
+
+
+def test_a_search_with_many_probes_left_scores_as_one_without_a_limit() -> None:
+    front, view, surrogates = view_of(MEASURED)
+    drawn = JointDraws(surrogates, front, view)
+    free = best_probe(drawn, ProbeCost(), 4)
+    many, few = (best_probe(drawn, ProbeCost(), 4, None, left) for left in (1e6, 2))
+    assert (many.member, many.score) == (free.member, pytest.approx(free.score, rel=1e-4))
+    assert few.score < 0.9 * free.score
+
+
+def test_a_launch_is_never_left_for_probes_that_the_limit_does_not_allow() -> None:
+    """However dear its windows, as long as one is worth anything."""
+    for left in (0, 1e-9):
+        drawn = drawn_of({0: [(0.1, 0.1), (-0.02, -0.02)], 1: [(-0.4, -0.4)]})
+        best = best_probe(drawn, ProbeCost(), 4, 0, left)
+        assert best.member == drawn.still_open.members[0]
 
 
 def test_farthest_fills_space() -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+import tuner
 from benchmarks.noisy_cluster import Noise, NoisyRunner, Truth
 from tests.search.test_crash_causes import ERROR, EVERY, records_of
 from tests.support.studies import METER, measured
@@ -27,8 +28,10 @@ from tuner.workload.records.probe import Failure, ProbeRecord, ProbeRequest
 from tuner.workload.records.trace import read_trace
 
 
-@pytest.mark.parametrize("few_probes", [True, False])
-def test_few_probes_go_on_in_the_first_launch_and_spread_over_none(few_probes: bool) -> None:
+@pytest.mark.parametrize(("probes_left", "spreads"), [(3, False), (6, False), (7, True)])
+def test_a_start_that_spreads_takes_a_quarter_of_the_probes_at_most(
+    probes_left: float, spreads: bool
+) -> None:
     candidates = Candidates.from_configurations(
         Configuration.of(micro_batch=m, clock_MHz=c)
         for m in range(1, 31)
@@ -37,18 +40,18 @@ def test_few_probes_go_on_in_the_first_launch_and_spread_over_none(few_probes: b
     first = candidates.configurations[2]
     request = ProbeRequest("p0000", first.launch, (first.live,))
     record = ProbeRecord(request, (measured(first.live, time_s=1.0, power_W=200.0),), METER)
-    planner = CandidatePlanner(candidates, few_probes=few_probes, seed=0)
-    plan = planner.plan(PlanningState((record,)))
+    planner = CandidatePlanner(candidates, seed=0)
+    plan = planner.plan(PlanningState((record,), probes_left=probes_left))
     assert plan is not None
-    assert (plan.reason == "space-filling start") != few_probes
+    assert (plan.reason == "space-filling start") == spreads
 
 
 def test_of_few_probes_none_goes_to_the_one_value_that_crashed() -> None:
     candidates = Candidates.from_configurations(EVERY)
     records = records_of((0, None), (3, ERROR))
     while len(records) < 4:
-        planner = CandidatePlanner(candidates, few_probes=True, seed=0)
-        plan = planner.plan(PlanningState(records))
+        planner = CandidatePlanner(candidates, seed=0)
+        plan = planner.plan(PlanningState(records, probes_left=4 - len(records)))
         assert plan is not None
         assert plan.launch["data_parallel"] == 1
         records = [*records, *records_of((EVERY.index(plan.configurations[0]), None))]
@@ -69,8 +72,8 @@ def test_without_models_twice_the_micro_batch_is_tried_or_the_middle_setting(
     first = Configuration.of(data_parallel=1, micro_batch=today[0], clock_MHz=today[1])
     request = ProbeRequest("p0000", first.launch, (first.live,))
     record = ProbeRecord(request, (measured(first.live, time_s=1.0, power_W=200.0),), METER)
-    planner = CandidatePlanner(candidates, few_probes=True, seed=0)
-    plan = planner.plan(PlanningState((record,)))
+    planner = CandidatePlanner(candidates, seed=0)
+    plan = planner.plan(PlanningState((record,), probes_left=4))
     assert plan is not None
     batch, clock_MHz = then
     assert plan.configurations == (
@@ -78,7 +81,7 @@ def test_without_models_twice_the_micro_batch_is_tried_or_the_middle_setting(
     )
 
 
-def test_few_probes_hardly_leave_a_launch_whose_windows_take_hours() -> None:
+def test_the_last_probes_do_not_leave_a_launch_whose_windows_take_hours() -> None:
     """What such a search has few of is launches, however much longer a window takes than one."""
     candidates = Candidates.from_configurations(
         Configuration.of(micro_batch=m, clock_MHz=c)
@@ -93,11 +96,11 @@ def test_few_probes_hardly_leave_a_launch_whose_windows_take_hours() -> None:
         records.append(ProbeRecord(request, (window,), METER))
     cost = ProbeCost(launch_s=30.0, min_steps=24)
     leaves = {}
-    for few_probes in (True, False):
-        planner = CandidatePlanner(candidates, few_probes=few_probes, seed=0)
-        plan = planner.plan_continuation(PlanningState(records[:1], cost=cost), records[1])
-        leaves[few_probes] = plan is None
-    assert leaves == {True: False, False: True}
+    for probes_left in (0, 1, math.inf):
+        planner = CandidatePlanner(candidates, seed=0)
+        state = PlanningState(records[:1], cost=cost, probes_left=probes_left)
+        leaves[probes_left] = planner.plan_continuation(state, records[1]) is None
+    assert leaves == {0: False, 1: False, math.inf: True}
 
 
 class CrashingRunner(NoisyRunner):
@@ -170,3 +173,22 @@ def test_where_a_larger_micro_batch_is_slower_four_probes_find_the_smaller(best:
     }
     share, _ = search(Truth("made up", figures), 4)
     assert share >= 0.5
+
+
+@pytest.mark.slow
+@pytest.mark.extra("tuner.models.job_prior", "tuner.search_spaces.model_reading")
+@pytest.mark.parametrize("seed", range(3))
+def test_eight_probes_with_models_sweep_the_clocks_of_todays_launch(tmp_path, seed: int) -> None:
+    """They are 95 % likely to be on the front, by the search's own statement."""
+    result = tuner.optimize(
+        "qwen2.5-7b",
+        cluster="a100-8",
+        executor="simulated",
+        search=SearchSettings(max_probes=8, seed=seed),
+        runs_dir=tmp_path,
+        report=False,
+    )
+    records = read_trace(RunFolder(result.run_dir).trace).records
+    today = records[0].request.launch
+    visited = [m.live for r in records if r.request.launch == today for m in r.measurements]
+    assert len(set(visited)) >= 3

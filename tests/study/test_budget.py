@@ -38,6 +38,33 @@ def test_without_limits_nothing_is_forbidden():
     assert Budget(SearchSettings()).check(status(1000), 1e6, reserve=True) is None
 
 
+@pytest.mark.parametrize(
+    ("limits", "left"),
+    [
+        ({}, math.inf),
+        ({"max_probes": 8}, 3),  # of 8 two are kept to verify
+        ({"max_probes": 8, "verify": False}, 5),
+        ({"max_probes": 3}, 0),
+        ({"probe_budget_kJ": 8.0}, 3),  # a quarter is kept
+        ({"search_s": 80.0}, 3),
+        ({"max_probes": 100, "search_s": 80.0}, 3),
+        ({"search_share": 0.01}, 5),  # eight launches are measured, whatever they use
+        ({"search_share": 0.1}, 7),
+    ],
+)
+def test_the_probes_left_are_those_of_the_least_limit(limits: dict, left: float) -> None:
+    budget = Budget(SearchSettings(**limits))
+    now = replace(status(3, job_kJ=100.0), enough_launches=False)
+    launches = [Settings(micro_batch=n + 1) for n in range(3)]
+    records = [
+        replace(one, request=replace(one.request, launch=launch))
+        for one, launch in zip(now.records, launches, strict=True)
+    ]
+    assert budget.probes_left(replace(now, records=records), True) == left
+    flying = replace(now, records=records, in_flight=1, in_flight_kJ=1.0, elapsed_s=40.0)
+    assert budget.probes_left(flying, True) == max(left - 1, 0) or "search_share" in limits
+
+
 def test_builds_are_summed_by_host_and_the_longest_counts():
     """Hosts build at the same time: their sum would leave out more than the search has waited."""
     estimate = CostEstimate(None, ())  # type: ignore[arg-type]

@@ -20,8 +20,6 @@ DEFAULT_PROBES = 40
 DEFAULT_SHARE = 0.01
 #: Launch settings before which a share of the training's energy does not end a search.
 LEAST_LAUNCHES = 8
-#: A search of this number of probes at most has none to spare for learning the space.
-FEW_PROBES = 5
 #: Time that a search waits at most, in all its launches, for others to leave the machine.
 QUIET_LIMIT_S = 1800.0
 #: A probe of a simulated cluster may take as long as the steps of a large model (simulated
@@ -145,11 +143,6 @@ class SearchSettings(Checked):
     def kept_share(self) -> float:
         """Share of every limit that is reserved for verification."""
         return self.verify_share * self.verify
-
-    @property
-    def makes_few_probes(self) -> bool:
-        """True if probes are so few that each is to improve the answer."""
-        return self.max_probes is not None and self.max_probes <= FEW_PROBES
 
     @property
     def reserved_probes(self) -> int:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -27,7 +26,6 @@ from tuner.search.evidence import (
 )
 from tuner.search.joint_draws import (
     LEAST_MEASUREMENTS,
-    LIKELY,
     LIVE_DRAWN,
     CandidatePool,
     JointDraws,
@@ -47,8 +45,9 @@ START_LAUNCHES = 6
 #: With a prior a search starts at launches whose predicted log of energy x time is at most this
 #: above the best: its expected error.
 PROMISING = math.hypot(2 * AMPLITUDE_PRIOR[0], AMPLITUDE_PRIOR[1])
-#: In a search of a few probes the joules of a launch count this many times where another is up.
-DEAR = 100.0
+#: The first launches are at most this share of the probes, and a search of at most so many has none
+#: to spare for learning the space.
+START_SHARE, FEW_PROBES = 0.25, 5
 #: Launches in flight, as a share of the measured ones, beyond which a probe waits for results.
 IN_FLIGHT_SHARE = 0.4
 
@@ -86,10 +85,6 @@ class CandidatePlanner(ProbePlanner):
         memory_bytes: of one device; with a prior, a launch that is unlikely to fit is worth less,
             and one that hardly can is not proposed. None if unknown.
         first: configurations to probe before any other, in this order.
-        few_probes: none is to spare for a start that spreads over the space, which pays off later,
-            nor for what crashes more likely than not, and a launch is hardly left for another
-            one. Without a prior that of the first record with twice its micro-batch is probed next
-            or, where it is the largest, at the middle one of its live settings.
     """
 
     estimates_gain = True
@@ -102,11 +97,10 @@ class CandidatePlanner(ProbePlanner):
         seed: int | None = None,
         memory_bytes: float | None = None,
         first: Sequence[Configuration] = (),
-        few_probes: bool = False,
     ) -> None:
         super().__init__(candidates, seed=seed)
         self._seed = 0 if seed is None else seed
-        self._first, self._few_probes = first, few_probes
+        self._first = first
         if len(self._members) == 1:  # the only launch is not ended to begin it anew
             self.max_live = max(MAX_LIVE, min(len(self._configurations), LIVE_DRAWN))
         self.features = FeatureMap(candidates, prior=prior, learns_program=True)
@@ -124,8 +118,7 @@ class CandidatePlanner(ProbePlanner):
         log_time, log_power = self.features.prior_log(np.arange(len(self._configurations))).T
         product = 2 * log_time + log_power  # log (E t) = log (t P t)
         self._predicted = np.array([product[rows].min() for rows in self._members])
-        spread = min(START_LAUNCHES, math.floor(len(self._members) ** 0.25 + 1e-9))
-        self._start_count = 1 if few_probes else spread
+        self._spread = min(START_LAUNCHES, math.floor(len(self._members) ** 0.25 + 1e-9))
         self.slack_limits = SlackLimits(self._configurations, self._launch_of)
         self.unreached_clocks = UnreachedClocks(self._configurations)
         self.crash_causes = CrashCauses(candidates.launches)
@@ -145,16 +138,16 @@ class CandidatePlanner(ProbePlanner):
     def plan(self, state: PlanningState) -> ProbePlan | None:
         """Plan the next probe; None if no candidate is left to propose."""
         observations = self._observe(state)
-        trains = self._trains(state.records, observations)
+        trains = self._trains(state, observations)
         closed, chances = self._closed_and_chances(observations, trains)
         if closed.all():
             return None
-        if wanted := self._to_try(state.records, closed | (trains < LAST)[self._launch_of]):
+        if wanted := self._to_try(state, closed | (trains < LAST)[self._launch_of]):
             more = self._extendable(wanted, closed)
             return self._plan_of(wanted, "to be tried first", extendable=more)
         closed = closed | self._put_last(closed, trains < LAST)
         launched, fresh = self._launches(observations, closed)
-        if self._starting(observations, fresh) or not observations.measured:
+        if self._starting(state, observations, fresh) or not observations.measured:
             return self._start_plan(closed, launched, fresh, chances)
         return self._improvement_plan(state, observations, closed, chances)
 
@@ -162,18 +155,14 @@ class CandidatePlanner(ProbePlanner):
         """Plan further settings of a running launch; None to end the launch."""
         if len(so_far.request.live) > self.max_live:
             return None  # the probe's time limit holds the first window and `max_live` further ones
-        if self._few_probes:
-            windows_s = [m.window_s for m in so_far.measurements]
-            dear_s = DEAR * max(state.cost.launch_s, state.cost.window_s, *windows_s)
-            state = replace(state, cost=replace(state.cost, launch_s=dear_s))
         observations = self._observe(state, so_far)
-        trains = self._trains(state.records, observations)
+        trains = self._trains(state, observations)
         closed, chances = self._closed_and_chances(observations, trains)
         first = self.candidates.find(so_far.request.configurations()[0])
         if first is None or not observations.measured:
             return None
         running, (_, fresh) = int(self._launch_of[first]), self._launches(observations, closed)
-        if closed[self._members[running]].all() or self._starting(observations, fresh):
+        if closed[self._members[running]].all() or self._starting(state, observations, fresh):
             return None
         plan = self._improvement_plan(state, observations, closed, chances, running_launch=running)
         return plan if plan and plan.launch == so_far.request.launch else None
@@ -187,21 +176,30 @@ class CandidatePlanner(ProbePlanner):
         observations = self._observe(state)
         measured = {int(self._launch_of[m.candidate]) for m in observations.measured}
         in_flight = {int(self._launch_of[i]) for i in observations.pending}
-        if not in_flight or len(measured | in_flight) < self._start_count:
+        if not in_flight or len(measured | in_flight) < self._start_count(state):
             return False
         most = max(1.0, IN_FLIGHT_SHARE * max(len(measured), 1))
         return waiting_pays(len(in_flight), most, len(measured), state.idle_share)
 
-    def _to_try(self, records: Sequence[ProbeRecord], closed: np.ndarray) -> list[int]:
-        numbers = (self.candidates.find(each) for each in (*self._first, *self._usual(records)))
+    def _few(self, state: PlanningState) -> bool:
+        return len(state.records) + state.probes_left <= FEW_PROBES
+
+    def _start_count(self, state: PlanningState) -> int:
+        share = START_SHARE * (len(state.records) + state.probes_left)
+        return max(1, math.floor(min(self._spread, share)))
+
+    def _to_try(self, state: PlanningState, closed: np.ndarray) -> list[int]:
+        numbers = (self.candidates.find(each) for each in (*self._first, *self._usual(state)))
         wanted = [i for i in numbers if i is not None and not closed[i]]
         launch = [i for i in wanted if self._launch_of[i] == self._launch_of[wanted[0]]]
         return launch[: self.max_live]
 
-    def _usual(self, records: Sequence[ProbeRecord]) -> list[Configuration]:
-        if not self._few_probes or self.features.has_prior or not records:
+    def _usual(self, state: PlanningState) -> list[Configuration]:
+        # In a search of few probes without a prior: the launch of the first record with twice its
+        # micro-batch or, where that is the largest, the middle one of its live settings.
+        if not self._few(state) or self.features.has_prior or not state.records:
             return []
-        today = records[0].request.configurations()[0]
+        today = state.records[0].request.configurations()[0]
         larger = [
             c
             for c in self._configurations
@@ -222,15 +220,15 @@ class CandidatePlanner(ProbePlanner):
         some_open = [launch for launch, rows in enumerate(self._members) if not closed[rows].all()]
         return tried, [launch for launch in some_open if launch not in tried]
 
-    def _starting(self, observations: Observations, fresh: list[int]) -> bool:
+    def _starting(self, state: PlanningState, observations: Observations, fresh: list[int]) -> bool:
         useful = [*(m.candidate for m in observations.measured), *observations.pending]
-        return len(set(self._launch_of[useful])) < self._start_count and bool(fresh)
+        return len(set(self._launch_of[useful])) < self._start_count(state) and bool(fresh)
 
-    def _trains(self, records: Sequence[ProbeRecord], observations: Observations) -> np.ndarray:
+    def _trains(self, state: PlanningState, observations: Observations) -> np.ndarray:
         """Return the probability of each launch neither to crash nor to run out of memory, by what
-        failed."""
-        trains = self.crash_causes.chances(records) * self.larger_batches.chances(observations)
-        return np.where(self._few_probes & (trains < LIKELY), np.minimum(trains, LAST / 2), trains)
+        failed; a search of few probes makes none of what crashes more likely than not."""
+        crashes = self.crash_causes.chances(state.records)
+        return crashes * self.larger_batches.chances(observations)
 
     def _closed_and_chances(
         self, observations: Observations, trains: np.ndarray
@@ -304,7 +302,7 @@ class CandidatePlanner(ProbePlanner):
             running_launch=running_launch,
             seed=self._seed,
         )
-        best = best_probe(drawn, state.cost, MAX_LIVE, running_launch)
+        best = best_probe(drawn, state.cost, MAX_LIVE, running_launch, state.probes_left)
         members = [best.member]
         regret = self._regret_of(observations, drawn)
         return self._plan_of(

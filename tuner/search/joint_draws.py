@@ -12,6 +12,7 @@ too sure of itself after a few measurements.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, reduce
@@ -371,9 +372,13 @@ def swept(drawn: JointDraws, rows: np.ndarray, most: int) -> tuple[np.ndarray, n
 
 
 def best_probe(
-    drawn: JointDraws, cost: ProbeCost, most_live: int, running_launch: int | None = None
+    drawn: JointDraws,
+    cost: ProbeCost,
+    most_live: int,
+    running_launch: int | None = None,
+    probes_left: float = math.inf,
 ) -> ScoredProbe:
-    """Return the probe that is worth the most per joule.
+    """Return the probe that is worth the most for its cost: its joules, and one of the probes left.
 
     A launch is paid once, a further live setting only its window. A launch that ends the running
     one is charged for coming back to it, too, where settings of it are still missing.
@@ -381,35 +386,72 @@ def best_probe(
     Args:
         most_live: settings that one probe visits at most.
         running_launch: launch that goes on without being paid again.
+        probes_left: number of launches that can still be made.
     """
     tried, power_W = drawn.still_open, drawn.still_open.posterior.power_W
     starts = tried.launch_of != running_launch
     launch_J = np.where(starts, cost.launch_J(power_W), 0.0)
     visit_J = cost.visit_J(power_W, tried.posterior.step_time_s)
-    value, joules, return_J = [], [], 0.0
     launches = [np.flatnonzero(tried.launch_of == each) for each in np.unique(tried.launch_of)]
-    every: list[tuple[np.ndarray, float]] = []
-    for rows in launches:
-        visited, left = swept(drawn, rows, most_live)
-        chance, mended = visited.mean(axis=0), (drawn.losses - left).max(axis=1)
-        falls = np.log((drawn.losses + LEAST_REGRET) / (left + LEAST_REGRET)).max(axis=1)
-        value.append(float(falls.mean()))
-        joules.append(
-            float(launch_J[rows].min() + max(chance @ visit_J[rows], visit_J[rows].min()))
-        )
-        every.append((chance, float(mended.mean())))
-        if not starts[rows[0]]:
-            needed = np.mean(mended > LEAST_REGRET)
-            return_J = float(needed * cost.launch_J(power_W[rows]).min())
     leaves = np.array([starts[rows[0]] for rows in launches])
-    scores = np.array(value) / (np.array(joules) + return_J * leaves)
+    sweeps = [swept(drawn, rows, most_live) for rows in launches]
+    chances = [visited.mean(axis=0) for visited, _ in sweeps]
+    joules = np.array(
+        [
+            float(launch_J[rows].min() + max(chance @ visit_J[rows], visit_J[rows].min()))
+            for rows, chance in zip(launches, chances, strict=True)
+        ]
+    )
+    lefts = [left for _, left in sweeps]
+    counts, needed_J = outlook(drawn, lefts, joules, probes_left + (not leaves.all()))
+    price_J = needed_J / max(probes_left, TOLERANCE)
+    falls = [np.log((drawn.losses + LEAST_REGRET) / (left + LEAST_REGRET)) for left in lefts]
+    value = np.array([(counts * fall).max(axis=1).mean() for fall in falls])
+    mended = [(drawn.losses - left).max(axis=1) for left in lefts]
+    return_J = sum(
+        float(np.mean(mends > LEAST_REGRET)) * (cost.launch_J(power_W[rows]).min() + price_J)
+        for rows, mends, leave in zip(launches, mended, leaves, strict=True)
+        if not leave
+    )
+    scores = value / np.where(leaves, joules + price_J + return_J, joules)
     best = first_best(scores)
-    rows, (chance, gain) = launches[best], every[best]
+    rows, chance, gain = launches[best], chances[best], float(mended[best].mean())
     if scores[best] <= 0:  # nothing is worth anything: the likely one with the widest posterior
         first = int(tried.likely[first_best(tried.posterior.log_energy_std[tried.likely])])
         gain = 0.0
     else:
         first = int(rows[first_best(chance / (launch_J + visit_J)[rows])])
     first_J = float(launch_J[first] + visit_J[first])
-    cost_J = max(joules[best], first_J) if gain else first_J
+    cost_J = max(float(joules[best]), first_J) if gain else first_J
     return ScoredProbe(int(tried.members[first]), float(scores[best]), cost_J, first_J, gain)
+
+
+def outlook(
+    drawn: JointDraws, lefts: Sequence[np.ndarray], joules: np.ndarray, sweeps_left: float
+) -> tuple[np.ndarray, float]:
+    """Return how much each open candidate counts in each draw, (draws, open), and the joules that
+    are expected to be needed until nothing is lost.
+
+    In each draw that launch is made again and again which mends the most where the most is lost. So
+    many launches cannot be spared. The others tell which of the open candidates are the best: one
+    that is not on the front of the draw counts as far as there are others, and fully only in a
+    search without limits.
+
+    Args:
+        lefts: what is lost against each open candidate after the sweep of each launch.
+        joules: of each launch.
+        sweeps_left: number of launches that can be swept until the end.
+    """
+    every, each = np.arange(len(drawn.losses)), np.round(np.stack(lefts) / TOLERANCE)
+    losses = np.round(drawn.losses / TOLERANCE)
+    launches, needed_J = np.zeros(len(every)), 0.0
+    for _ in lefts:
+        point = losses.argmax(axis=1)
+        best = each[:, every, point].argmin(axis=0)
+        mends = losses[every, point] > ENOUGH / TOLERANCE
+        launches += mends
+        needed_J += float((mends * joules[best]).mean())
+        losses = np.minimum(losses, each[best, every])
+    spare = np.maximum(1 - launches / max(sweeps_left, TOLERANCE), 0.0)
+    on_front = drawn.worse[:, :, drawn.count :].min(axis=2) > -TOLERANCE
+    return np.where(on_front, 1.0, spare[:, None]), needed_J

@@ -42,6 +42,7 @@ class PlanningState:
         peak_limit: cap on peak power that no probe should exceed; None if there is none.
         cost: cost of probing, learned from the records.
         idle_share: power of a node without a probe, as a share of one with a probe; 0 if unknown.
+        probes_left: number of further probes that the limits of the search allow, about.
     """
 
     records: Sequence[ProbeRecord] = ()
@@ -50,6 +51,7 @@ class PlanningState:
     peak_limit: PeakLimit | None = None
     cost: ProbeCost = field(default_factory=ProbeCost)
     idle_share: float = 0.0
+    probes_left: float = math.inf
 
 
 @dataclass(frozen=True)

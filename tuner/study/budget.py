@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from tuner.answer.state import spent_kJ
 from tuner.problem.problem import Problem
-from tuner.problem.settings import SearchSettings, StopReason
+from tuner.problem.settings import LEAST_LAUNCHES, SearchSettings, StopReason
 from tuner.search_spaces.configuration import Configuration
 from tuner.workload.records.probe import ProbeRecord
 
@@ -77,69 +77,104 @@ class Budget:
             or self._time(status, reserve, count, expected_s)
         )
 
+    def probes_left(self, status: SearchStatus, reserve: bool) -> float:
+        """Return how many further probes like those so far the limits allow, about; infinite
+        without a limit. Arguments as `check`."""
+        launches = len({record.request.launch for record in status.records if record.measurements})
+        each_kJ = _median([record.energy_J / 1000 for record in status.records if record.ok])
+        each_s = _median([record.wall_s for record in status.records if record.ok])
+        left = [
+            self._count_left(status, reserve),
+            self._kJ_left(status, reserve) / each_kJ if each_kJ else math.inf,
+            self._s_left(status, reserve) / each_s if each_s else math.inf,
+            max(self._share_left_kJ(status) / each_kJ, LEAST_LAUNCHES - launches)
+            if each_kJ
+            else math.inf,
+        ]
+        return max(min(left), 0.0)
+
+    def _count_left(self, status: SearchStatus, reserve: bool) -> float:
+        limit = self._settings.max_probes
+        due = max(0, self._settings.reserved_probes - len(status.verifying)) if reserve else 0
+        return math.inf if limit is None else limit - due - status.probes
+
     def _probes(self, status: SearchStatus, reserve: bool, count: int) -> StopReason | None:
         limit = self._settings.max_probes
-        if limit is None:
-            return None
-        due = max(0, self._settings.reserved_probes - len(status.verifying)) if reserve else 0
-        if status.probes + count <= limit - due:
+        if limit is None or count <= self._count_left(status, reserve):
             return None
         spare = limit - status.probes
         reserved = spare if spare >= count else 0
         return StopReason("max_probes", {"max_probes": limit, "reserved": reserved})
 
-    def _energy(self, status: SearchStatus, cost_kJ: float, reserve: bool) -> StopReason | None:
+    def _kJ_left(self, status: SearchStatus, reserve: bool) -> float:
         limit_kJ = self._settings.probe_budget_kJ
         if limit_kJ is None:
-            return None
-        left_kJ = limit_kJ - spent_kJ(status.records) - status.in_flight_kJ
+            return math.inf
         reserved_kJ = 0.0
         if reserve:
             kept_kJ = self._settings.kept_share * limit_kJ
             reserved_kJ = max(0.0, kept_kJ - spent_kJ(status.verifying))
-        if left_kJ > 0 and cost_kJ <= left_kJ - reserved_kJ:
+        return limit_kJ - spent_kJ(status.records) - status.in_flight_kJ - reserved_kJ
+
+    def _energy(self, status: SearchStatus, cost_kJ: float, reserve: bool) -> StopReason | None:
+        limit_kJ = self._settings.probe_budget_kJ
+        left_kJ = self._kJ_left(status, reserve=False)
+        free_kJ = self._kJ_left(status, reserve)
+        if limit_kJ is None or (left_kJ > 0 and cost_kJ <= free_kJ):
             return None
         figures = {
             "needed_kJ": cost_kJ,
             "left_kJ": left_kJ,
             "probe_budget_kJ": limit_kJ,
-            "reserved_kJ": min(reserved_kJ, max(left_kJ, 0.0)),
+            "reserved_kJ": min(left_kJ - free_kJ, max(left_kJ, 0.0)),
             **{name: int(mark) for name, mark in status.marks.items()},
         }
         return StopReason("probe_budget", figures)
+
+    def _share_left_kJ(self, status: SearchStatus) -> float:
+        share, job_kJ = self._settings.search_share, status.job_kJ
+        if share is None or job_kJ is None:
+            return math.inf
+        return share * job_kJ - spent_kJ(status.records) - status.in_flight_kJ
 
     def _share(self, status: SearchStatus, cost_kJ: float) -> StopReason | None:
         share, job_kJ = self._settings.search_share, status.job_kJ
         if share is None or job_kJ is None or not status.enough_launches:
             return None
-        spent = spent_kJ(status.records) + status.in_flight_kJ
-        if spent + cost_kJ <= share * job_kJ:
+        if cost_kJ <= self._share_left_kJ(status):
             return None
         figures = {
             "share": share,
             "job_kJ": job_kJ,
-            "spent_kJ": spent,
+            "spent_kJ": spent_kJ(status.records) + status.in_flight_kJ,
             "needed_kJ": cost_kJ,
             **{name: int(mark) for name, mark in status.marks.items()},
         }
         return StopReason("search_share", figures)
 
-    def _time(
-        self, status: SearchStatus, reserve: bool, count: int, expected_s: float | None
-    ) -> StopReason | None:
+    def _s_left(self, status: SearchStatus, reserve: bool) -> float:
         limit_s = self._settings.search_s
         if limit_s is None:
-            return None
-        if expected_s is None:
-            walls_s = [record.wall_s for record in status.records if record.ok]
-            expected_s = count * statistics.median(walls_s) if walls_s else 0.0
+            return math.inf
         reserved_s = 0.0
         if reserve:
             used_s = math.fsum(record.wall_s for record in status.verifying)
             reserved_s = max(0.0, self._settings.kept_share * limit_s - used_s)
-        if status.elapsed_s + expected_s <= limit_s - reserved_s:
+        return limit_s - reserved_s - status.elapsed_s
+
+    def _time(
+        self, status: SearchStatus, reserve: bool, count: int, expected_s: float | None
+    ) -> StopReason | None:
+        limit_s = self._settings.search_s
+        if expected_s is None:
+            expected_s = count * _median([record.wall_s for record in status.records if record.ok])
+        if limit_s is None or expected_s <= self._s_left(status, reserve):
             return None
         return StopReason("time", {"search_s": limit_s})
+
+
+def _median(values: Sequence[float]) -> float:
+    return statistics.median(values) if values else 0.0
 
 
 class CostEstimate:

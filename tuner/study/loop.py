@@ -188,7 +188,16 @@ class SearchLoop:
         # leave it in any case. `tuner runs stop` forbids all of them.
         if self._is_stopped():
             return StopReason("stopped")
-        status = SearchStatus(
+        status = self._status()
+        check = partial(self._budget.check, status, cost_kJ, searching=searching, count=count)
+        if searching and self._verifies:
+            limit = check(reserve=True, expected_s=expected_s)
+            if limit and (repeating or launches_to_verify(self.state, self.cost.expected_kJ)[1]):
+                return limit
+        return check(expected_s=expected_s)
+
+    def _status(self) -> SearchStatus:
+        return SearchStatus(
             records=self.records,
             in_flight=len(self._flying),
             in_flight_kJ=math.fsum(flight.cost_kJ for flight in self._flying.values()),
@@ -197,12 +206,6 @@ class SearchLoop:
             marks=self._executor.meter.marks,
             job_kJ=measured_job_kJ(self._problem, self.records),
         )
-        check = partial(self._budget.check, status, cost_kJ, searching=searching, count=count)
-        if searching and self._verifies:
-            limit = check(reserve=True, expected_s=expected_s)
-            if limit and (repeating or launches_to_verify(self.state, self.cost.expected_kJ)[1]):
-                return limit
-        return check(expected_s=expected_s)
 
     # -- what to run next ------------------------------------------------------------------------
 
@@ -288,7 +291,8 @@ class SearchLoop:
     def _planning_state(self, without: str = "") -> PlanningState:
         others = [flight for name, flight in self._flying.items() if name != without]
         in_flight = tuple(c for flight in others for c in flight.configurations)
-        return replace(self._planning, in_flight=in_flight)
+        left = self._budget.probes_left(self._status(), reserve=self._verifies)
+        return replace(self._planning, in_flight=in_flight, probes_left=left)
 
     # -- probes of a later phase -----------------------------------------------------------------
 

@@ -193,7 +193,6 @@ class Session:
             memory_bytes=problem.device_memory_bytes,
             seed=seed,
             first=self._first,
-            few_probes=self._spec.settings.makes_few_probes,
         )
 
     def _search(self, loop: SearchLoop) -> None:
