@@ -43,10 +43,8 @@ SUBJECTS = {
         "workload/node/measure/window.py",
         (
             "tests/workload/node/measure",
-            "tests/workload/node/meters/test_failing_calls.py",
             "tests/workload/node/test_device_watch.py",
             "tests/workload/node/test_healthy_nodes.py",
-            "tests/workload/node/test_idle_power.py",
         ),
     ),
     "governor": (

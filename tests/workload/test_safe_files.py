@@ -66,12 +66,7 @@ WRITING = {
     "optimize": ["optimize"],
 }
 #: Files that writing commands make aside or in passing.
-PASSING = (
-    "study.toml.new",
-    "trace/.reserve",
-    "trace/probes.jsonl.torn",
-    "best/options.json",
-)
+PASSING = ("study.toml.new", "trace/.reserve", "trace/probes.jsonl.torn", "best/options.json")
 
 
 def command(what: str, run: Path) -> int:

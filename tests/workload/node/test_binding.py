@@ -91,9 +91,7 @@ def _shown(log: Path) -> bool:
 @two_cores
 @needs_numactl
 @pytest.mark.slow
-def test_ranks_have_the_cores_that_the_command_asks_for(
-    start: Callable[..., Any],
-) -> None:
+def test_ranks_have_the_cores_that_the_command_asks_for(start: Callable[..., Any]) -> None:
     """Without the option, ranks on GPUs share all cores."""
     for command in (
         "torchrun --nproc-per-node 2 --numa-binding exclusive show.py",
@@ -110,9 +108,7 @@ def test_ranks_have_the_cores_that_the_command_asks_for(
 @pytest.mark.needs("cc")
 @pytest.mark.real
 @two_cores
-def test_a_list_of_cores_is_divided_and_a_wrong_one_refused(
-    start: Callable[..., Any],
-) -> None:
+def test_a_list_of_cores_is_divided_and_a_wrong_one_refused(start: Callable[..., Any]) -> None:
     last = CORES[-1]
     logs, kept = start(f"deepspeed --bind_cores_to_rank --bind_core_list {last} show.py", ranks=1)
     assert f"cores [{last}] " in logs[0]

@@ -98,11 +98,7 @@ def test_a_probe_sweeps_the_clocks_of_cores(root: Path, tmp_path: Path) -> None:
     }
     # No core reached the highest clock: the models learn the one that ran.
     reached = {m.live["clock_MHz"]: m.as_delivered["clock_MHz"] for m in record.measurements}
-    assert reached == {
-        1000: 1000,
-        2000: 2000,
-        3600: pytest.approx(FASTEST_MHZ, abs=50),
-    }
+    assert reached == {1000: 1000, 2000: 2000, 3600: pytest.approx(FASTEST_MHZ, abs=50)}
 
 
 def test_a_window_within_which_another_sets_a_clock_is_measured_again(

@@ -36,11 +36,7 @@ def packages() -> Path:
 
 @launches
 @pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(CASES[0], marks=pytest.mark.extra("tuner.workload.program")),
-        *CASES[1:],
-    ],
+    "case", [pytest.param(CASES[0], marks=pytest.mark.extra("tuner.workload.program")), *CASES[1:]]
 )
 def test_ranks_of_the_cuda_build_reach_their_own_cuinit(packages: Path, case: str) -> None:
     """Nothing starts or spoils CUDA before the fork."""

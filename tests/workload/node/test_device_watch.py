@@ -14,6 +14,7 @@ import pynvml
 import pytest
 
 from benchmarks.twin.front import small_job
+from tests.support.fake_clock import FakeClock
 from tests.twin import TwinGpu, TwinNode
 from tuner.search_spaces.configuration import Settings
 from tuner.workload.node.host import family
@@ -21,6 +22,7 @@ from tuner.workload.node.measure.window import DeviceWatch, ProbeFailed, new_fau
 from tuner.workload.node.platforms import detect_cluster
 from tuner.workload.node.platforms.cores import Cores
 from tuner.workload.node.platforms.nvidia import Nvidia
+from tuner.workload.node.probe_run import peak_bytes
 from tuner.workload.node.runner import LocalRunner
 from tuner.workload.records.probe import Failure, ProbeRequest
 
@@ -37,8 +39,7 @@ def _all_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 class TestDamage:
     @pytest.mark.parametrize("kind", ["crash", "hang", "time_limit"])
     @pytest.mark.parametrize(
-        ("compute", "says"),
-        [((8, 0), "1 more remapped rows"), ((7, 0), "1 more retired pages")],
+        ("compute", "says"), [((8, 0), "1 more remapped rows"), ((7, 0), "1 more retired pages")]
     )
     def test_a_failure_in_which_a_counter_moved_is_the_nodes(
         self, twin_node: Make, kind: str, compute: tuple[int, int], says: str
@@ -168,3 +169,46 @@ class TestOthers:
 
 def test_a_process_that_is_gone_has_no_family() -> None:
     assert family(0) == set()
+
+
+@pytest.mark.needs("cc")
+class TestMemory:
+    def test_what_ranks_hold_outside_torchs_allocator_counts(
+        self, twin_node: Callable[..., TwinNode]
+    ) -> None:
+        """The CUDA context, NCCL's and cuBLAS's buffers are part of the peak."""
+        node = twin_node(TwinGpu(), TwinGpu())
+        node.processes(0, compute=[(41, 30 * GIB), (900, GIB)])
+        node.processes(1, compute=[(42, 31 * GIB)])
+        assert Nvidia({}).memory_held([41, 42]) == 31 * GIB
+        assert Nvidia({}).memory_held([7]) is None
+        assert peak_bytes([{"device_bytes": 28 * GIB}], 31 * GIB) == 31 * GIB
+        assert peak_bytes([{"host_bytes": 28 * GIB}], 31 * GIB) == 28 * GIB
+        assert peak_bytes([{"device_bytes": 32 * GIB}], 31 * GIB) == 32 * GIB
+
+    @pytest.mark.parametrize("listed", [True, False])
+    def test_the_next_launch_waits_for_the_memory_of_the_last(
+        self, twin_node: Callable[..., TwinNode], listed: bool
+    ) -> None:
+        """Unpinning takes longer than the kill, and the next ranks would not fit.
+
+        In a container, where no process is listed, they would be refused as on a GPU in use.
+        """
+        node = twin_node(TwinGpu())
+        node.processes(0, compute=[(41, 30 * GIB)] if listed else [])
+        node.set(used_bytes=30 * GIB)
+        clock = FakeClock(0.0)
+
+        def sleep(seconds: float) -> None:
+            clock.now_s += seconds
+            if clock.now_s > 7.0:
+                node.processes(0)
+
+        waited_s = Nvidia({}).wait_for_release(clock=clock, sleep=sleep)
+        assert waited_s == pytest.approx(7.1, abs=0.2)
+        assert Nvidia({}).busy() == ()
+        assert Nvidia({}).wait_for_release(clock=clock, sleep=sleep) == 0.0
+        clock.now_s = 0.0
+        node.processes(0, compute=[(900, GIB)])
+        waited_s = Nvidia({}).wait_for_release(limit_s=5.0, clock=clock, sleep=sleep)
+        assert waited_s == pytest.approx(5.1, abs=0.2)

@@ -1,18 +1,22 @@
 """The whole GPU path on a machine without one: real ranks on cores, metered and clocked as GPUs.
 
 The ranks train for real over gloo; meter and governor speak to a twin node's NVML as they would to
-a driver. Its GPUs are always busy, and clocks do not slow the ranks: that is `test_twin_path`'s.
+a driver. Its GPUs are always busy and clocks do not slow the ranks, or, in the last two tests,
+speed and power of the ranks follow their GPU's clock.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from benchmarks.twin.front import law_J, small_job, works_s
 from tests.twin import TwinGpu, TwinNode
+from tests.twin.specimens import CORE_GPU
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.job import load_job
 from tuner.workload.node.clocks.governor import NvmlGovernor
@@ -22,13 +26,7 @@ from tuner.workload.node.runner import LocalRunner
 from tuner.workload.records.probe import Measurement, ProbeRequest, WindowPolicy
 from tuner.workload.records.trace import read_power, recover_pending
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.needs("cc"),
-    pytest.mark.real,
-    pytest.mark.quiet,
-    pytest.mark.usefixtures("one_fork_server"),
-]
+pytestmark = [pytest.mark.needs("cc"), pytest.mark.real, pytest.mark.quiet]
 
 Make = Callable[..., TwinNode]
 BUSY = TwinGpu(load=1.0)
@@ -51,11 +49,12 @@ def runner_on(run_dir: Path, *, keep: bool = False) -> LocalRunner:
     )
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_fork_server")
 def test_an_open_probe_goes_on_at_other_clocks_in_one_launch(
     twin_node: Make, tmp_path: Path
 ) -> None:
     node = twin_node(BUSY, BUSY, virtual_time=False)
-    runner = runner_on(tmp_path)
     low, middle, high = (Settings(clock_MHz=clock) for clock in CLOCKS)
     locked: list[object] = []
 
@@ -67,34 +66,27 @@ def test_an_open_probe_goes_on_at_other_clocks_in_one_launch(
 
     launch = Configuration.of(data_parallel=1, micro_batch=4).launch
     window = WindowPolicy(min_s=0.5, max_s=1.0, settle_s=0.1, check_drift=False)
-    try:
-        record = runner.run_interactive(
-            ProbeRequest("open", launch, (high,), window, extendable=True), next_settings
-        )
-    finally:
-        runner.close()
+    asked = ProbeRequest("open", launch, (high,), window, extendable=True)
+    with closing(runner_on(tmp_path)) as runner:
+        record = runner.run_interactive(asked, next_settings)
     assert record.ok, record.failure
     assert [m.live for m in record.measurements] == [high, low, middle]
     assert record.request.live == (high, low, middle)
-    assert locked == [
-        (1410, 1410),
-        (900, 900),
-        (1200, 1200),
-    ]  # the launch waits at the clock of its last window
+    # The launch waits at the clock of its last window.
+    assert locked == [(1410, 1410), (900, 900), (1200, 1200)]
     assert node.locked_MHz(0) is None
     assert record.energy_J > sum(m.energy_J for m in record.measurements)
 
 
+@pytest.mark.slow
+@pytest.mark.usefixtures("one_fork_server")
 def test_a_probe_sweeps_clocks_and_energy_is_the_counters(twin_node: Make, tmp_path: Path) -> None:
     node = twin_node(BUSY, BUSY, virtual_time=False)
-    runner = runner_on(tmp_path, keep=True)
     live = tuple(Settings(clock_MHz=clock) for clock in CLOCKS)
     window = WindowPolicy(min_s=1.0, max_s=1.5, settle_s=0.2)
     launch = Configuration.of(data_parallel=1, micro_batch=4).launch
-    try:
+    with closing(runner_on(tmp_path, keep=True)) as runner:
         record = runner.run(ProbeRequest("sweep", launch, live, window))
-    finally:
-        runner.close()
     assert record.ok, record.failure
     assert record.meter.scope == "gpu"
     assert not record.meter.estimated
@@ -132,3 +124,71 @@ def test_a_probe_sweeps_clocks_and_energy_is_the_counters(twin_node: Make, tmp_p
     inside = [at_s for at_s, _ in phases if 0 <= at_s - opened_s <= record.measurements[0].window_s]
     assert len(inside) >= 4 * record.measurements[0].steps
     assert "gpu1_clock_MHz" in read_power(power)[0][-1].extra
+
+
+WINDOW = WindowPolicy(2.0, 3, 4.0, 0.01, settle_s=0.5, idle_s=0.5, check_drift=False)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("launch", "live"),
+    [
+        pytest.param(
+            {"data_parallel": 1},
+            (Settings(clock_MHz=1410), Settings(clock_MHz=710)),
+            id="one rank",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            {"data_parallel": 1, "pipeline_parallel": 2},
+            (Settings(clock_MHz=(1410, 710)),),
+            id="a clock a stage",
+            marks=pytest.mark.long,
+        ),
+    ],
+)
+def test_energy_time_and_clocks_are_the_twins(
+    twin_node: Make, tmp_path: Path, launch: dict[str, int], live: tuple[Settings, ...]
+) -> None:
+    node = twin_node(CORE_GPU, CORE_GPU, virtual_time=False, children=True)
+    asked = Configuration.of({**launch, "micro_batch": 1})
+    with closing(LocalRunner(small_job(), detect_cluster(), run_dir=tmp_path / "run")) as runner:
+        record = runner.run(ProbeRequest("p", asked.launch, live, WINDOW))
+    assert record.ok, record.failure
+    assert record.meter.mark == "twin"
+    assert [node.locked_MHz(gpu) for gpu in range(2)] == [None, None]
+    works = works_s(small_job(), asked)
+    assert len(record.measurements) == len(live)
+    for measured in record.measurements:
+        clocks = measured.live["clock_MHz"]
+        each = clocks if isinstance(clocks, tuple) else (clocks,) * len(works)
+        busy = [work_s * node.device_s(clock) for work_s, clock in zip(works, each, strict=True)]
+        # What is left is the wait for the agent's word at a boundary.
+        assert measured.step_time_s == pytest.approx(max(busy), rel=0.02)
+        if isinstance(clocks, tuple):
+            for gpu, clock in enumerate(clocks):
+                assert measured.delivered[f"clock_MHz.{gpu}"] == pytest.approx(clock, rel=0.02)
+            window_s = measured.window_s
+            energy_J = sum(
+                law_J(node, Settings(clock_MHz=clock), window_s, measured.steps * busy_s, gpus=1)
+                for clock, busy_s in zip(clocks, busy, strict=True)
+            )
+        else:
+            energy_J = law_J(node, measured.live, measured.window_s, measured.steps * sum(busy))
+        assert measured.energy_J == pytest.approx(energy_J, rel=0.01)
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.long
+def test_a_probe_with_a_hot_gpu_is_marked(twin_node: Make, tmp_path: Path) -> None:
+    node = twin_node(CORE_GPU, CORE_GPU, virtual_time=False, children=True)
+    node.set(step_s=0.1)  # long beside what the ranks compute on cores
+    node.set(1, heat_MHz=700)
+    asked = Configuration.of({"data_parallel": 2, "micro_batch": 1})
+    window = WindowPolicy(12.0, 3, 15.0, 0.001, settle_s=0.5, idle_s=0.5, check_drift=False)
+    with closing(LocalRunner(small_job(), detect_cluster(), run_dir=tmp_path / "run")) as runner:
+        record = runner.run(ProbeRequest("p", asked.launch, (Settings(),), window))
+    assert record.ok, record.failure
+    (named,) = record.environment["stragglers"]
+    assert (named["state"]["device"], named["cause"]) == (1, "heat")
+    assert any(flag.startswith("straggler: GPU 1: heat") for flag in record.measurements[0].flags)

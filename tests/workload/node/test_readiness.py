@@ -116,10 +116,7 @@ class TestParts:
 @pytest.mark.slow
 @pytest.mark.parametrize("root", [True, False])
 def test_doctor_ends_with_what_is_missing_and_exit_code_1(
-    root: bool,
-    twin_node: Make,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    root: bool, twin_node: Make, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         "tuner.workload.node.platforms.nvidia.Nvidia.why_not_torch", lambda *a, **k: ""

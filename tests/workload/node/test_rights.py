@@ -171,9 +171,7 @@ def test_the_environment_of_a_rank_is_not_on_its_command_line(
     group.kill()
 
 
-def test_the_storage_may_be_given_outside_the_command_line(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_storage_may_be_given_outside_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
     from tuner.cli.main import command_parser
 
     def given(*words: str) -> str | None:

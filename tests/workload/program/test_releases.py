@@ -20,9 +20,7 @@ from tuner.workload.program.built_in_job import training_program
 from tuner.workload.scripts.installed import release_of
 
 #: Names that are younger than the releases of pyproject.toml, and the need that stands for each.
-YOUNGER = {
-    "parallel_state_sp": "sequence_parallel",
-}
+YOUNGER = {"parallel_state_sp": "sequence_parallel"}
 #: Modules of the program that every job imports.
 ALWAYS = ("train", "causal_lm", "host_activations", "lora")
 Pretend = Callable[..., None]

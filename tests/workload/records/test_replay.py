@@ -1,22 +1,20 @@
+"""None"""
+
+from __future__ import annotations
+
 import math
 import statistics
+from pathlib import Path
 
 import pytest
 
-from tests.support.studies import (
-    METER,
-    TOML,
-    measured,
-    record,
-    request,
-    write_table,
-)
+from tests.support.studies import METER, TOML, measured, record, request, run_replay, write_table
 from tests.support.traces import TRACES
 from tuner.recordings.table import TableRunner, TraceRunner, load_table
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError, UnknownName
 from tuner.workload.records.probe import Failure, MeterInfo, ProbeRequest
-from tuner.workload.records.trace import TraceWriter
+from tuner.workload.records.trace import TraceWriter, read_trace
 
 
 def query(launch: dict, *live: dict, name: str = "p0000") -> ProbeRequest:
@@ -332,3 +330,36 @@ def test_an_empty_trace_and_a_mixed_one_are_refused(tmp_path):
     )
     with pytest.raises(InputError, match="gpu, node"):
         TraceRunner(path)
+
+
+SHIPPED = Path(__file__).parents[2] / "data" / "cpu-tiny-gpt"
+
+
+def test_the_shipped_recording_was_really_made_here():
+    """Recorded on CPU: each record holds what was rendered and every step."""
+    records = read_trace(SHIPPED / "trace" / "probes.jsonl").records
+    assert len(records) >= 20
+    for each in records:
+        assert each.meter.estimated
+        assert each.environment["deepspeed_config"]["train_batch_size"] == 8
+        for m in each.measurements:
+            assert len(m.step_times_s) == m.steps >= 3
+            assert sum(m.step_times_s) == pytest.approx(m.window_s, rel=0.02)
+            assert m.energy_J == pytest.approx(m.power_W * m.window_s, rel=1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["trace/probes.jsonl", ""])
+def test_the_shipped_recording_drives_a_whole_study(tmp_path, what):
+    result = run_replay(
+        SHIPPED / what, runs_dir=tmp_path, steps=2000, max_probes=16, budget_kJ=25.0
+    )
+    assert result.front_points
+    assert result.best is not None
+    assert result.best.energy_to_solution_kJ <= 25.0
+    assert all(point.meter.estimated for point in result.points)
+    truth = TraceRunner(SHIPPED / "trace" / "probes.jsonl")
+    recorded = read_trace(SHIPPED / "trace" / "probes.jsonl").records
+    launches = {each.request.launch for each in recorded}
+    assert {point.configuration.launch for point in result.points} <= launches
+    assert truth.meter.scope == "node"

@@ -1,3 +1,7 @@
+"""None"""
+
+from __future__ import annotations
+
 import errno
 import gzip
 import json
@@ -28,6 +32,7 @@ from tuner.workload.records.probe import (
 )
 from tuner.workload.records.trace import (
     PENDING_NAME,
+    PHASE_NAME,
     RESERVE_BYTES,
     TraceWriter,
     partial_record,
@@ -459,3 +464,28 @@ class TestPending:
         assert read_phase(tmp_path, "p0000") == ""
         assert not list((tmp_path / "probes" / "p0000").iterdir())
         write_phase(tmp_path / "none", "p0000", "lost")  # without effect
+
+
+def test_the_last_phase_is_read_and_an_empty_one_removes_it(tmp_path: Path) -> None:
+    write_phase(tmp_path, "p0001", "launching")  # no folder yet: the probe goes on without
+    assert read_phase(tmp_path, "p0001") == ""
+    (tmp_path / "probes" / "p0001").mkdir(parents=True)
+    for phase in ("launching", "measuring 2 of 4 at 1050MHz", ""):
+        write_phase(tmp_path, "p0001", phase)
+        assert read_phase(tmp_path, "p0001") == phase
+    assert not list((tmp_path / "probes" / "p0001").iterdir())
+
+
+def test_what_is_not_ours_is_no_phase(tmp_path: Path) -> None:
+    folder = tmp_path / "probes" / "p0001"
+    folder.mkdir(parents=True)
+    secret = tmp_path / "secret"
+    secret.write_text("secret")
+    (folder / PHASE_NAME).symlink_to(secret)
+    assert read_phase(tmp_path, "p0001") == ""
+    (folder / PHASE_NAME).unlink()
+    os.mkfifo(folder / PHASE_NAME)  # nothing waits for a writer
+    assert read_phase(tmp_path, "p0001") == ""
+    (folder / PHASE_NAME).unlink()
+    (folder / PHASE_NAME).write_bytes(b"\xff" * 5000)
+    assert len(read_phase(tmp_path, "p0001")) == 100

@@ -131,39 +131,15 @@ LINES: tuple[tuple[str, int, tuple[str, ...]], ...] = (
 REFUSED: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("sleep 0.1", ("without an optimizer step, and no Python process",)),
     ("python -c 'import torch'", ("without an optimizer step, and torch was imported by",)),
-    (
-        "docker run --gpus=all image python train.py",
-        (
-            "(python train.py)",
-            "was cleared",
-        ),
-    ),
-    (
-        "env -i PATH=$PATH python train.py",
-        (
-            "(python train.py)",
-            "environment was cleared",
-        ),
-    ),
-    (
-        "python -sS train.py",
-        (
-            "(python -sS train.py)",
-            "its option -sS keeps out",
-        ),
-    ),
+    ("docker run --gpus=all image python train.py", ("(python train.py)", "was cleared")),
+    ("env -i PATH=$PATH python train.py", ("(python train.py)", "environment was cleared")),
+    ("python -sS train.py", ("(python -sS train.py)", "its option -sS keeps out")),
     ("P=PYTHON; env ${P}PATH=src python train.py", ("PYTHONPATH is replaced",)),
     (
         "python -c 'import torch, time; time.sleep(99)'",
         ("out of time", "and torch was imported by -c"),
     ),
-    (
-        "sleep 87.5",
-        (
-            "out of time after 0 optimizer steps",
-            "(sleep 87.5)",
-        ),
-    ),
+    ("sleep 87.5", ("out of time after 0 optimizer steps", "(sleep 87.5)")),
     (
         "RANK=1 WORLD_SIZE=4 python ddp.py & sleep 0.5; python train.py",
         ("rank 0 of 1", "rank 1 of 4", "make no process group"),

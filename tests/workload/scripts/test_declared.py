@@ -224,9 +224,7 @@ def test_the_built_in_program_has_no_commands_of_its_own() -> None:
     with pytest.raises(InputError, match="is for a script of your own"):
         program_knobs([Knob("attn", ("a", "b"))])
     found = problem_of_job(
-        job_with_knobs(load_job("tiny-gpt"), ["env:NCCL_ALGO=Ring,Tree"]),
-        CPU,
-        predicted=True,
+        job_with_knobs(load_job("tiny-gpt"), ["env:NCCL_ALGO=Ring,Tree"]), CPU, predicted=True
     )
     assert any("no model knows them: NCCL_ALGO" in note for note in found.notes)
 

@@ -18,12 +18,7 @@ from tuner.workload.hook.batch_counts import GROUPS
 from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.evidence import difference
 from tuner.workload.scripts.inspection import blank_job, job_of_facts
-from tuner.workload.scripts.proving import (
-    Argument,
-    _with_placeholder,
-    proven,
-    typed_arguments,
-)
+from tuner.workload.scripts.proving import Argument, _with_placeholder, proven, typed_arguments
 from tuner.workload.scripts.script_facts import ScriptFacts
 from tuner.workload.scripts.script_job import ScriptJob
 

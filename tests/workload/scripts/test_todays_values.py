@@ -124,12 +124,7 @@ def unknown(folder: Path, **changes: object) -> StudyRequest:
     knobs = (Knob("pause", (1, 2), how="env:GLOO_PAUSE"),)
     job = script_job("train.py", folder, ScriptFacts("torch"), knobs, steps=None, global_batch=0)
     return StudyRequest(
-        job,
-        CPU,
-        constraints=Constraints(**changes),
-        executor="inline",
-        name="s",
-        runs_dir=folder,
+        job, CPU, constraints=Constraints(**changes), executor="inline", name="s", runs_dir=folder
     )
 
 

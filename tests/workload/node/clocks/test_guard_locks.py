@@ -288,9 +288,7 @@ def open_files(pid: int) -> list[str]:
     return found
 
 
-def test_it_leaves_no_file_where_control_groups_are_of_the_first_version(
-    foreign: TwinNode,
-) -> None:
+def test_it_leaves_no_file_where_control_groups_are_of_the_first_version(foreign: TwinNode) -> None:
     group = Path("/sys/fs/cgroup/cgroup.procs")
     before = group.exists()
     with started(foreign) as (caller, _):

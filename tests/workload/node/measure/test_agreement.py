@@ -172,10 +172,7 @@ class TestGoodWindows:
         ids=str,
     )
     def test_loads_that_vary_are_measured_twice_at_most(
-        self,
-        bench_of: Callable[..., Bench],
-        load: Callable[[int], float],
-        change: dict[str, float],
+        self, bench_of: Callable[..., Bench], load: Callable[[int], float], change: dict[str, float]
     ) -> None:
         """The sampled power may be too coarse for the load; the counter stays the truth."""
         with bench_of(replace(PLAIN, **change), load=load) as bench:  # type: ignore[attr-defined,arg-type]

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
+import subprocess
+import sys
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tests.support.studies import METER, measured
+from tuner.answer.posterior import LaunchPosterior, Windows
+from tuner.search_spaces.configuration import Configuration, Settings
+from tuner.workload.node.host import CpuContention, busy_ticks
 from tuner.workload.node.measure.stragglers import (
     Arrivals,
+    ForeignLoad,
     HostWatch,
     RankState,
     cause_of,
@@ -18,6 +28,7 @@ from tuner.workload.node.measure.stragglers import (
     sentence,
     stragglers,
 )
+from tuner.workload.records.probe import Measurement, ProbeRecord, ProbeRequest
 
 Late = Callable[[int, int], float]
 
@@ -175,3 +186,104 @@ def test_this_process_is_seen_to_compute() -> None:
     assert state.busy
     assert state.waiting is not None
     assert state.busy + state.waiting > 0.5
+
+
+QUIET, BUSY, HALF = ForeignLoad(), ForeignLoad(0.88), ForeignLoad(0.35)
+ON_DEVICE = ForeignLoad(0.0, "at the end of the window, GPU 0 is used by process 4242")
+
+
+def window(time_s: float = 1.0, load: ForeignLoad = QUIET) -> Measurement:
+    return load.widened(measured(Settings(), time_s=time_s, power_W=100.0))
+
+
+@pytest.mark.parametrize("load", [QUIET, ForeignLoad(0.09)])
+def test_a_window_on_a_quiet_node_is_as_it_was(load: ForeignLoad) -> None:
+    assert window(load=load) == replace(window(), foreign_share=load.share)
+    assert load.notes == ()
+
+
+@pytest.mark.parametrize("load", [HALF, BUSY, ON_DEVICE, replace(BUSY, device="a GPU is used")])
+def test_a_disturbed_window_states_less(load: ForeignLoad) -> None:
+    found = window(load=load)
+    assert found.step_time_rse > 0.4
+    assert found.power_rse > 0.4
+    assert found.step_time_s == window().step_time_s  # what was measured stays
+    assert len(load.notes) == bool(load.device) + (load.share > 0.1)
+
+
+def test_an_unknown_error_becomes_a_known_one() -> None:
+    unknown = replace(measured(Settings(), time_s=1.0, power_W=100.0), step_time_se_s=math.nan)
+    assert math.isfinite(HALF.widened(unknown).step_time_rse)
+    assert math.isfinite(ForeignLoad(1.0).error)  # all of the cores
+
+
+def sure(loads: tuple[ForeignLoad, ForeignLoad]) -> float:
+    """Return how sure it is that a configuration with a quarter of the step time is faster."""
+    records = [
+        ProbeRecord(
+            ProbeRequest(f"p{number}", Configuration.of(micro_batch=number + 1).launch),
+            (window(time_s, load),),
+            METER,
+        )
+        for number, (time_s, load) in enumerate(zip((1.0, 0.25), loads, strict=True))
+    ]
+    today, faster = (record.request.configurations()[0] for record in records)
+    posterior = LaunchPosterior.of(Windows.of(records))
+    return posterior.saving(faster, today, energy=0.0, time=1.0).above(0.0)
+
+
+def test_nothing_is_sure_of_windows_that_were_disturbed_differently() -> None:
+    assert sure((QUIET, QUIET)) > 0.95
+    assert sure((BUSY, HALF)) < 0.9
+    assert sure((BUSY, QUIET)) < 0.9
+    assert sure((QUIET, ON_DEVICE)) < sure((QUIET, QUIET))
+
+
+STAT = "cpu  9 0 9 9 0 0 0\ncpu0 {0} 0 0 0 0 0 0 0 0 0\ncpu1 {1} 0 0 0 0 0 0 0 0 0\nintr 1\n"
+TICK = os.sysconf("SC_CLK_TCK")
+
+
+def write(folder: Path, cpu0: int, cpu1: int, own: int) -> None:
+    (folder / "stat").write_text(STAT.format(cpu0, cpu1))
+    (folder / "77").mkdir(exist_ok=True)
+    (folder / "77" / "stat").write_text(f"77 (a (b) c) R {' 0' * 10} {own} 0 0 0\n")
+
+
+def test_only_the_wanted_cores_count(tmp_path: Path) -> None:
+    write(tmp_path, 5, 7, 0)
+    assert busy_ticks([1], tmp_path / "stat") == {1: 7}
+    assert busy_ticks([0, 1, 9], tmp_path / "stat") == {0: 5, 1: 7}
+
+
+@pytest.mark.parametrize(("others", "said"), [(0, False), (15, False), (60, True)])
+def test_others_are_what_the_ranks_did_not_use(tmp_path: Path, others: int, said: bool) -> None:
+    write(tmp_path, 0, 0, 0)
+    watch = CpuContention([77], [0, 1], proc=tmp_path)
+    write(tmp_path, TICK, others * TICK // 100, TICK)  # in one second of two cores
+    share = watch.share(1.0)
+    assert share == pytest.approx(others / 200, abs=0.01)
+    assert (share > 0.10) == said
+
+
+def test_a_process_that_ended_is_no_error(tmp_path: Path) -> None:
+    write(tmp_path, 0, 0, 0)
+    watch = CpuContention([77, 99], [0, 1], proc=tmp_path)
+    (tmp_path / "77" / "stat").unlink()
+    assert 0.0 <= watch.share(1.0) <= 1.0
+
+
+def test_a_real_neighbour_is_noticed() -> None:
+    core = min(os.sched_getaffinity(0))
+    spin = f"import os; os.sched_setaffinity(0, [{core}]); print(flush=True)\n"
+    spin += "while True: pass"
+    other = subprocess.Popen([sys.executable, "-c", spin], stdout=subprocess.PIPE)
+    assert other.stdout is not None
+    other.stdout.readline()
+    watch = CpuContention([os.getpid()], [core])
+    mine = CpuContention([os.getpid(), other.pid], [core])
+    time.sleep(1.0)
+    with_it, without_it = mine.share(), watch.share()
+    other.kill()
+    other.wait()
+    assert without_it > 0.2
+    assert with_it < without_it

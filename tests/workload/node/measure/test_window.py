@@ -12,23 +12,28 @@ from functools import partial
 import numpy as np
 import pytest
 
+from tests.support.fake_clock import FakeClock
 from tests.support.scripted_ranks import ScriptedClock, ScriptedMeter, ScriptedRanks
 from tuner.search_spaces.configuration import Settings
-from tuner.workload.node.clocks.base import FASTEST
-from tuner.workload.node.measure.measurement import delivered_of, drift_of, measurement, not_applied
+from tuner.workload.node.measure.measurement import measurement
 from tuner.workload.node.measure.statistics import (
+    FIRST_LOOK_S,
     Z90,
     Window,
+    beaten_by,
     block_edges,
     block_powers,
     compilation_s,
     integrate,
+    seconds_a_step,
     standard_error,
+    within,
 )
 from tuner.workload.node.measure.window import (
     WARM_BLOCKS_MAX,
     Conductor,
     DeviceWatch,
+    IdlePower,
     ProbeFailed,
     WarmUp,
     _with_mean_losses,
@@ -41,8 +46,7 @@ from tuner.workload.records.probe import (
     Failure,
     Measurement,
     PowerSample,
-    ProbeRecord,
-    UnappliedSetting,
+    ProbeRequest,
     WindowPolicy,
 )
 
@@ -277,31 +281,15 @@ def test_a_live_setting_is_set_once_every_rank_has_answered() -> None:
     assert scene.clock() == began_s
 
 
-class Expecting(ScriptedRanks):
-    """Ranks of which more are to come until a time of the clock."""
-
-    until_s = 0.0
-
-    def expects_more(self) -> bool:
-        return self._clock() < self.until_s
-
-
 @pytest.mark.parametrize(("come_after_s", "waited_s"), [(0.0, 0.0), (2.0, 2.0), (900.0, 5.0)])
 def test_processes_that_are_to_come_are_waited_for_up_to_a_limit(
     come_after_s: float, waited_s: float
 ) -> None:
-    clock = ScriptedClock()
-    ranks = Expecting(clock, lambda n: 0.25)
-    conductor = Conductor(
-        ranks,  # type: ignore[arg-type]
-        deadline_s=1e6,
-        explain_exit=lambda rank, code: Failure("crash", f"{rank} {code}"),
-        clock=clock,
-    )
-    began_s = conductor.first_step()
-    ranks.until_s = began_s + come_after_s
-    conductor.wait_for_others(5.0)
-    assert clock.now_s - began_s == pytest.approx(waited_s, abs=0.11)
+    scene = Scene()
+    began_s = scene.clock()
+    scene.ranks.expects_more = lambda: scene.clock() < began_s + come_after_s  # type: ignore[method-assign]
+    scene.conductor.wait_for_others(5.0)
+    assert scene.clock() - began_s == pytest.approx(waited_s, abs=0.11)
 
 
 @pytest.mark.parametrize(
@@ -515,6 +503,77 @@ class TestSpread:
         assert block_powers(samples, [0.0, 3.0]).size == 0
 
 
+# Two steps of 1 s, opened in the wait at a boundary and closed in the next.
+MARKS = [
+    (9.0, "optimizer"),
+    (9.5, "boundary"),
+    (10.2, "forward"),
+    (10.5, "backward"),
+    (11.0, "optimizer"),
+    (11.2, "forward"),
+    (11.5, "backward"),
+    (12.0, "optimizer"),
+    (12.2, "boundary"),
+    (13.0, "forward"),
+]
+
+
+def test_seconds_a_step_leave_out_the_waits() -> None:
+    found = seconds_a_step(MARKS, 10.0, 12.4, 2)
+    assert found == {
+        "backward": pytest.approx(0.5),
+        "forward": pytest.approx(0.3),
+        "optimizer": pytest.approx(0.2),
+    }
+    assert list(found) == ["backward", "forward", "optimizer"]
+    assert seconds_a_step([], 0.0, 1.0, 3) == {}
+
+
+def test_marks_of_a_window_begin_with_what_stood_as_it_opened() -> None:
+    assert within(MARKS, 10.0, 10.5) == ((10.0, "boundary"), (10.2, "forward"), (10.5, "backward"))
+    assert within(MARKS, 10.3, 10.4) == ((10.3, "forward"),)
+    assert within(MARKS, 1.0, 2.0) == ()
+    assert within(list(reversed(MARKS)), 10.0, 10.5) == within(MARKS, 10.0, 10.5)
+
+
+class CoolingMeter:
+    """Draws 120 W when cool; what is read soon after work is 180 W."""
+
+    def __init__(self, clock: FakeClock) -> None:
+        self.clock, self.energy_J, self.power_W = clock, 0.0, 120.0
+        self.edges: list[bool] = []
+
+    def boundary(self, *, opens: bool) -> Reading:
+        self.edges.append(opens)
+        return Reading(self.clock.now_s, self.energy_J)
+
+    def wait(self, seconds: float) -> None:
+        self.clock.now_s += seconds
+        self.energy_J += seconds * self.power_W
+
+
+def test_idle_power_is_measured_on_cool_devices() -> None:
+    """Right after the ranks of a probe, devices are hot and at their highest clock."""
+    clock = FakeClock(0.0)
+    idle, meter = IdlePower(clock), CoolingMeter(clock)
+    assert idle.measure(meter, 0.0, meter.wait) is None  # type: ignore[arg-type]
+    assert idle.measure(meter, 0.3, meter.wait) == pytest.approx(120.0)  # type: ignore[arg-type]
+    idle.was_busy()
+    meter.power_W = 180.0
+    clock.now_s += 3.0
+    assert idle.measure(meter, 0.3, meter.wait) == pytest.approx(120.0)  # type: ignore[arg-type]
+    assert meter.edges == [True, False]
+    meter.power_W = 115.0
+    clock.now_s += 8.0
+    assert idle.measure(meter, 0.3, meter.wait) == pytest.approx(115.0)  # type: ignore[arg-type]
+
+
+def test_a_meter_whose_clock_stands_still_tells_no_idle_power() -> None:
+    clock = FakeClock(0.0)
+    idle, meter = IdlePower(clock), CoolingMeter(clock)
+    assert idle.measure(meter, 0.3, lambda seconds: None) is None  # type: ignore[arg-type]
+
+
 def edged(
     powers_W: Sequence[float], *, lag_s: float = LAG_S, filter_s: float = 0.1, tick_s: float = 0.1
 ) -> Window:
@@ -610,194 +669,6 @@ class TestOpeningEdge:
         assert inside >= without - 0.06 * 200
 
 
-def window_of(power_W: float = 300.0, **more: object) -> Window:
-    """Ten steps of 1 s at a constant power."""
-    samples = tuple(
-        PowerSample(0.1 * k, power_W, dict(more.get("extra", {})))  # type: ignore[call-overload]
-        for k in range(101)
-    )
-    counted_J = float(more.get("energy_J", power_W * 10))  # type: ignore[arg-type]
-    ends = tuple(float(k) for k in range(1, 11))
-    return Window(Reading(0.0, 0.0), Reading(10.0, counted_J), (1.0,) * 10, ends, samples)
-
-
-class TestMeasurement:
-    def of(self, window: Window, **more: object) -> Measurement:
-        told = measurement(Settings(), window, POLICY, **more)  # type: ignore[arg-type]
-        assert isinstance(told, Measurement)
-        return told
-
-    def test_sources_that_agree_are_not_flagged(self) -> None:
-        told = self.of(window_of(energy_J=3100.0), independent=True, resolution_s=0.1)
-        assert told.flags == ()
-        assert told.sampled_energy_J == pytest.approx(3000.0)
-
-    def test_sources_that_differ_are_flagged(self) -> None:
-        told = self.of(window_of(energy_J=4000.0), independent=True)
-        assert told.flags == ("energy counter and integrated power differ by -25.0 %",)
-        assert told.power_rse == pytest.approx(0.25)  # which of the two is right is not known
-        assert told.power_W == 400.0  # the counter is the truth
-        assert np.mean(told.power_blocks_W) == pytest.approx(400.0)
-
-    def test_one_source_is_not_compared_with_itself(self) -> None:
-        told = self.of(window_of(energy_J=4000.0))
-        assert told.flags == ()
-        assert math.isnan(told.sampled_energy_J)
-
-    @pytest.mark.parametrize(
-        ("extra", "resolution_s", "flag"),
-        [
-            ({}, 0.6, "window of 10 s is short for a counter that is updated every 600 ms"),
-            ({"throttle_power": 1.0}, 0.0, "throttle_power in 101 of 101 samples"),
-        ],
-    )
-    def test_what_a_reader_must_know_is_flagged(
-        self, extra: dict[str, float], resolution_s: float, flag: str
-    ) -> None:
-        assert self.of(window_of(extra=extra), resolution_s=resolution_s).flags == (flag,)
-
-    def test_survives_json(self) -> None:
-        told = self.of(window_of(extra={"clock_MHz": 1395.0}), independent=True)
-        told = replace(told, peak_memory_bytes=None)
-        assert Measurement.from_json(told.to_json()) == told
-
-
-class TestDelivered:
-    def test_a_lock_that_is_ignored_is_no_data_point(self) -> None:
-        window = window_of(extra={"clock_MHz": 1410.0})
-        told = measurement(Settings(clock_MHz=900), window, POLICY)
-        assert isinstance(told, UnappliedSetting)
-        assert told.message == "clock_MHz was set to 900 and the devices ran at 1410 MHz"
-        assert told.delivered == {"clock_MHz": 1410.0}
-
-    def test_a_clock_that_power_holds_back_is_delivered_and_the_models_input(self) -> None:
-        window = window_of(extra={"clock_MHz": 1245.0, "throttle_power": 1.0})
-        told = measurement(Settings(clock_MHz=1410), window, POLICY)
-        assert isinstance(told, Measurement)
-        assert told.live == Settings(clock_MHz=1410)
-        assert told.as_delivered == Settings(clock_MHz=1245.0)
-
-    @pytest.mark.parametrize(
-        ("live", "extra", "delivered"),
-        [
-            ({"clock_MHz": 1410}, {"clock_MHz": 1245.0, "throttle_power": 0.0}, None),  # no reason
-            # Cores may stay below their highest clock and not above.
-            ({"clock_MHz": 3000}, {FASTEST: 2800.0}, {"clock_MHz": 2800.0}),
-            ({"clock_MHz": 2000}, {FASTEST: 2800.0}, None),
-            ({"clock_MHz": 1395}, {"clock_MHz": 1391.2}, {"clock_MHz": 1395}),  # noise of the mean
-            # A meter that tells no device judges nothing.
-            (
-                {"clock_MHz": 900, "power_limit_W": 100},
-                {},
-                {"clock_MHz": 900, "power_limit_W": 100},
-            ),
-        ],
-    )
-    def test_a_clock_is_delivered_or_was_not_taken(
-        self, live: dict[str, int], extra: dict[str, float], delivered: dict[str, float] | None
-    ) -> None:
-        told = measurement(Settings(live), window_of(extra=extra), POLICY)
-        assert isinstance(told, UnappliedSetting if delivered is None else Measurement)
-        if isinstance(told, Measurement):
-            assert told.as_delivered == Settings(delivered)
-
-    def test_a_snapped_clock_is_judged_by_what_was_set(self) -> None:
-        window, applied = window_of(extra={"clock_MHz": 1005.0}), Settings(clock_MHz=1005)
-        told = measurement(Settings(clock_MHz=960), window, POLICY, settings=applied)
-        assert isinstance(told, Measurement)
-        assert told.as_delivered == Settings(clock_MHz=1005.0)
-
-    def test_a_clock_that_was_left_alone_stays_so(self) -> None:
-        window = window_of(extra={"clock_MHz": 1391.2})
-        told = measurement(Settings(), window, POLICY)
-        assert isinstance(told, Measurement)
-        assert told.as_delivered == Settings()
-        assert told.delivered == {"clock_MHz": pytest.approx(1391.2)}
-
-    def test_stages_are_judged_one_by_one(self) -> None:
-        live = Settings(clock_MHz=(900, 1305))
-        ran = {f"gpu{i}_clock_MHz": c for i, c in enumerate((900.0, 900.0, 1305.0, 1305.0))}
-        window = window_of(extra={"clock_MHz": 1102.0, **ran})
-        told = measurement(live, window, POLICY)
-        assert isinstance(told, Measurement)
-        assert told.delivered == {"clock_MHz": 1102.0, "clock_MHz.0": 900.0, "clock_MHz.1": 1305.0}
-        assert told.as_delivered == live
-        ran["gpu3_clock_MHz"] = 1410.0
-        missed = measurement(live, window_of(extra={"clock_MHz": 1128.0, **ran}), POLICY)
-        assert isinstance(missed, UnappliedSetting)
-        assert "of stage 1 was set to 1305" in missed.message
-
-    def test_the_memory_clock_is_no_stages_sm_clock(self) -> None:
-        extra = {"gpu0_memory_clock_MHz": 1593.0, "gpu1_memory_clock_MHz": 1593.0}
-        samples = [PowerSample(0.0, 1.0, extra)]
-        assert delivered_of(samples, Settings(clock_MHz=(900, 1305))) == {}
-
-    def test_idle_samples_do_not_tell_the_clock_of_the_work(self) -> None:
-        samples = [
-            PowerSample(0.0, 1.0, {"clock_MHz": 1395.0, "utilisation": 1.0}),
-            PowerSample(0.1, 1.0, {"clock_MHz": 210.0, "utilisation": 0.0}),
-        ]
-        assert delivered_of(samples, Settings()) == {"clock_MHz": 1395.0}
-
-    def test_a_power_limit_that_does_not_act_was_not_taken(self) -> None:
-        window = window_of(380.0, extra={"clock_MHz": 1410.0})
-        live = Settings(power_limit_W=250)
-        assert isinstance(measurement(live, window, POLICY), UnappliedSetting)
-        assert not_applied(Settings(power_limit_W=375), {}, window.samples, 380.0, 1) == ""
-
-
-class TestDrift:
-    def visit(self, step_time_s: float, started_s: float, **more: object) -> Measurement:
-        return Measurement(
-            Settings(clock_MHz=1200),
-            steps=10,
-            window_s=10 * step_time_s,
-            step_time_s=step_time_s,
-            step_time_se_s=0.002,
-            energy_J=3000.0,
-            power_W=300.0,
-            power_se_W=1.0,
-            started_s=started_s,
-            **more,  # type: ignore[arg-type]
-        )
-
-    def test_is_what_the_two_visits_differ_by(self) -> None:
-        other = replace(self.visit(5.0, 30.0), live=Settings(clock_MHz=900))
-        first, second = self.visit(1.0, 20.0, temperature_C=60), self.visit(1.03, 50.0)
-        drift = drift_of([first, other, replace(second, temperature_C=68)])
-        assert drift is not None
-        assert drift.step_time == pytest.approx(0.03)
-        assert (drift.apart_s, drift.temperature_C) == (30.0, 8)
-        assert drift.notable
-        assert drift.sentence == (
-            "1200MHz visited again after 30 s and +8 C: step time +3.0 %, power +0.0 %"
-        )
-
-    def test_a_difference_within_its_error_is_none(self) -> None:
-        drift = drift_of([self.visit(1.0, 20.0), self.visit(1.004, 50.0)])
-        assert drift is not None
-        assert not drift.notable
-
-    def test_none_without_a_second_visit(self) -> None:
-        assert drift_of([self.visit(1.0, 20.0)]) is None
-
-    def test_a_record_keeps_it_and_what_was_missed(self) -> None:
-        from tuner.workload.records.probe import MeterInfo, ProbeRequest
-
-        record = ProbeRecord(
-            ProbeRequest("p1", Settings(data_parallel=1)),
-            (),
-            MeterInfo("nvml", "gpu", "a test"),
-            drift=drift_of([self.visit(1.0, 20.0), self.visit(1.1, 50.0)]),
-            missed=(UnappliedSetting(Settings(clock_MHz=900), "not taken", {"clock_MHz": 1410.0}),),
-            idle_W=61.5,
-            waiting_devices=3,
-        )
-        again = ProbeRecord.from_json(record.to_json())
-        assert (again.drift, again.missed) == (record.drift, record.missed)
-        assert (again.idle_W, again.waiting_devices) == (61.5, 3)
-
-
 def test_the_loss_of_a_step_is_the_mean_over_the_ranks() -> None:
     ranks = [
         [{"passes": 2, "loss": 1.0}, {"passes": 2, "loss": None}],
@@ -809,3 +680,87 @@ def test_the_loss_of_a_step_is_the_mean_over_the_ranks() -> None:
         {"passes": 2, "loss": 4.0},
     ]
     assert _with_mean_losses([{"passes": 1}], [[{"passes": 1}]]) == [{"passes": 1, "loss": None}]
+
+
+#: A step takes 0.25 s and 75 J in every scene below.
+FAST, FRUGAL, WORSE = (0.1, 40.0), (0.3, 30.0), (0.5, 200.0)
+
+
+def run(
+    competitors: Sequence[tuple[float, float]], scatter: float = 0.03, policy: WindowPolicy = POLICY
+) -> Window:
+    step, power = noise(scatter), noise(scatter, seed=1)
+    scene = Scene(
+        lambda n: 0.25 * abs(step(n)), lambda now_s: 300.0 * abs(power(round(now_s / 0.1)))
+    )
+    return scene.conductor.measure(
+        scene.meter, policy, 0.25, samples=scene.meter.samples, competitors=competitors
+    )
+
+
+def test_a_window_that_is_beaten_on_both_axes_ends_at_its_first_look() -> None:
+    window = run([FAST])
+    assert FIRST_LOOK_S <= window.length_s < 3.0
+    assert window.beaten_by == FAST
+
+
+@pytest.mark.parametrize("competitors", [[FRUGAL], [WORSE], [(0.249, 74.8)], []])
+def test_what_may_be_on_the_front_is_measured_to_its_target(
+    competitors: list[tuple[float, float]],
+) -> None:
+    window = run(competitors)
+    assert window.length_s >= POLICY.min_s
+    assert window.beaten_by is None
+    assert window.step_time_se_s <= 1.1 * POLICY.target_se * 0.25
+
+
+def test_a_window_that_is_complete_at_its_first_look_did_not_end_early() -> None:
+    """It is as exact as was asked for, whatever beats it."""
+    policy = replace(POLICY, min_s=FIRST_LOOK_S, target_se=0.1)
+    assert run([FAST], policy=policy).beaten_by is None
+
+
+def test_scatter_that_hides_the_difference_prolongs_the_window() -> None:
+    near = (0.21, 60.0)
+    assert run([near], scatter=0.01).length_s < 3.0
+    assert run([near], scatter=0.5).length_s > 4.0
+
+
+def test_its_flag_says_why_it_ended_and_its_error_is_that_of_the_short_window() -> None:
+    window = run([FAST], scatter=0.2)
+    found = measurement(Settings(), window, POLICY)
+    assert isinstance(found, Measurement)
+    (flag,) = found.flags
+    assert flag.startswith(f"ended after {window.length_s:.1f} s: another configuration needs")
+    assert found.step_time_se_s >= window.step_time_se_s > 0.01 * found.step_time_s
+
+
+def test_a_window_without_power_samples_does_not_end_early() -> None:
+    scene = Scene()
+    window = scene.conductor.measure(scene.meter, POLICY, 0.25, competitors=[FAST])
+    assert window.length_s >= POLICY.min_s
+
+
+def test_equal_configurations_are_rarely_called_beaten() -> None:
+    """A window of correlated steps and power, looked at once, against its own true figures."""
+    rng, called = np.random.default_rng(0), 0
+    for _ in range(400):
+        steps = 0.25 * np.exp(0.15 * rng.standard_normal(16))
+        ends = 50.0 + np.cumsum(steps)
+        samples = [
+            PowerSample(50.05 + 0.1 * k, 300.0 * math.exp(0.08 * rng.standard_normal()))
+            for k in range(int((ends[-1] - 50.0) * 10))
+        ]
+        window = Window(
+            Reading(50.0, 0.0), Reading(ends[-1], 0.0), tuple(steps), tuple(ends), tuple(samples)
+        )
+        called += beaten_by(window, [(0.25, 75.0)]) is not None
+    assert called <= 20
+
+
+def test_a_request_keeps_the_front_in_json_and_older_ones_have_none() -> None:
+    request = ProbeRequest("p0001", Settings(data_parallel=1), front=((0.5, 20.0), (0.4, 25.0)))
+    assert ProbeRequest.from_json(request.to_json()) == request
+    plain = ProbeRequest("p0001", Settings(data_parallel=1)).to_json()
+    assert "front" not in plain
+    assert ProbeRequest.from_json(plain).front == ()

@@ -57,10 +57,7 @@ def seen(environ: dict[str, str]) -> list[int]:
         (4, {0: HIDDEN, 1: HIDDEN}, "0,1", [2, 3], "0,1"),  # Slurm counts what the job may open
         (4, {0: HIDDEN}, "GPU-3,GPU-1", [3, 1], "2,0"),
         (8, {3: LOST}, "0,1,2", [0, 1, 2], "0,1,2"),
-        (
-            *(8, {3: LOST}, None, [0, 1, 2, 4, 5, 6, 7]),
-            "GPU-0,GPU-1,GPU-2,GPU-4,GPU-5,GPU-6,GPU-7",
-        ),
+        (*(8, {3: LOST}, None, [0, 1, 2, 4, 5, 6, 7]), "GPU-0,GPU-1,GPU-2,GPU-4,GPU-5,GPU-6,GPU-7"),
         (4, {3: LOST}, None, [0, 1, 2], None),  # all of those used are before it
         (8, {3: LOST}, "GPU-2,GPU-5", [2, 5], "GPU-2,GPU-5"),
         (4, {1: {"open_error": pynvml.NVML_ERROR_UNINITIALIZED}}, "0", [0], "0"),

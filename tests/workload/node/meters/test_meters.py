@@ -6,6 +6,7 @@ import math
 import random
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -163,13 +164,7 @@ def estimated_rig(tmp: Path) -> Rig:
         stat.advance(seconds)
 
     meter = EstimatedMeter(
-        idle_W=2.0,
-        max_W=10.0,
-        cpus=(0, 1),
-        stat=stat.file,
-        tick_s=0.01,
-        clock=clock,
-        sleep=advance,
+        idle_W=2.0, max_W=10.0, cpus=(0, 1), stat=stat.file, tick_s=0.01, clock=clock, sleep=advance
     )
     # 2 cores x 2 W, and 1.25 busy cores x 8 W; ticks of 10 ms on each core.
     return Rig(meter, advance, 14.0, 2 * 8.0 * 0.01, stat.file.unlink, "node", estimated=True)
@@ -630,7 +625,39 @@ class TestOpenMeter:
             self.open(GPUS, tmp_path)
 
 
+class Failing:
+    """Meter one of whose samples raises what no meter should."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error, self._samples = error, 0
+
+    def sample(self) -> PowerSample:
+        self._samples += 1
+        if self._samples == 5:
+            raise self._error
+        return PowerSample(time.monotonic(), 100.0)
+
+
 class TestTimeline:
+    @pytest.mark.parametrize(
+        "error",
+        [
+            UnicodeDecodeError("utf-8", b"\xff", 0, 1, "a bad name"),
+            AttributeError("nvmlDeviceGetX"),
+            OSError(5, "Input/output error"),
+            KeyError("gfx_0_clk"),
+            MeterError("GPU 0 is lost"),
+        ],
+    )
+    def test_a_sample_that_fails_ends_no_timeline(self, error: Exception) -> None:
+        timeline = Timeline(Failing(error), period_s=0.005)  # type: ignore[arg-type]
+        while len(timeline.samples) < 10:
+            time.sleep(0.005)
+        timeline.stop()
+        assert timeline.lost >= 1
+        (sentence,) = timeline.errors
+        assert sentence
+
     def test_counts_samples_it_came_too_late_for(self) -> None:
         class Slow:
             calls = 0

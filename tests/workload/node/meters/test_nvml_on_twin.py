@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
 from typing import Any
 
+import pynvml
 import pytest
 
-from benchmarks.twin.energy import window_error
+from benchmarks.twin.energy import random_gpu, window_error
+from benchmarks.twin.smoothing import GPU, RAMPS, window_of
 from tests.twin import TwinGpu, TwinNode
-from tuner.workload.node.meters import MeterError
+from tuner.workload.node.measure.statistics import DOUBT_SHARE
+from tuner.workload.node.meters.base import MeterError
 from tuner.workload.node.meters.nvml import NvmlMeter, Settling
+from tuner.workload.node.platforms import detect_cluster
 
 pytestmark = pytest.mark.needs("cc")
 Metered = Callable[..., tuple[TwinNode, NvmlMeter]]
@@ -131,3 +138,106 @@ def test_a_module_of_two_gpus_is_not_counted_twice(
             NvmlMeter(environ={}, clock=node.clock, sleep=node.sleep)
     else:
         NvmlMeter(environ={}, clock=node.clock, sleep=node.sleep).close()
+
+
+Make = Callable[..., TwinNode]
+COUNTER = "nvmlDeviceGetTotalEnergyConsumption"
+A100 = TwinGpu(filter_s=0.05, sensor_period_s=0.1, counter_delay_s=0.02)
+
+
+def error_of_failing(node: TwinNode, code: int, first: int, times: int = 1) -> float:
+    """Return the error of a window at whose closing edge calls of the counter fail."""
+    with closing(NvmlMeter(environ={}, clock=node.clock, sleep=node.sleep)) as meter:
+        node.sleep(1)
+        opened, true_J = meter.boundary(opens=True), -node.energy_J()
+        node.set(load=1.0)
+        node.sleep(3.0)
+        node.set(load=0.0)
+        true_J += node.energy_J()
+        node.fail(COUNTER, code, first=first, times=times)
+        closed = meter.boundary(opens=False)
+        meter.read()
+    return (closed.energy_J - opened.energy_J) / true_J - 1
+
+
+@pytest.mark.needs("cc")
+@pytest.mark.parametrize("code", [999, 10, 19])
+@pytest.mark.parametrize("first", [1, 2, 700])
+def test_one_call_of_thousands_that_fails_costs_nothing(
+    twin_node: Make, code: int, first: int
+) -> None:
+    assert abs(error_of_failing(twin_node(A100, A100, A100, A100), code, first)) < 0.005
+
+
+@pytest.mark.needs("cc")
+@pytest.mark.parametrize(
+    ("code", "times"), [(999, 10**6), (pynvml.NVML_ERROR_GPU_IS_LOST, 1), (16, 1), (4, 1)]
+)
+def test_a_gpu_that_fails_on_or_is_lost_is_told(twin_node: Make, code: int, times: int) -> None:
+    """A second failure in a row, a lost GPU, one that needs a reset and a right that has gone."""
+    with pytest.raises(MeterError, match="does not tell the GPUs' energy"):
+        error_of_failing(twin_node(A100), code, 5, times)
+
+
+PLAIN = replace(GPU, smoothing=-1)
+
+
+@pytest.mark.parametrize(("rate", "hold_s"), RAMPS)
+def test_power_that_falls_slowly_is_not_the_works(rate: float, hold_s: float) -> None:
+    found = window_of(replace(GPU, ramp_W_per_s=rate, hold_s=hold_s))
+    assert abs(found.error) < (0.01 if rate else 0.001)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"has_counter": False}, {"counter_period_s": 0.02}, {"peak_W": 1000.0, "idle_W": 150.0}],
+    ids=str,
+)
+@pytest.mark.parametrize("rate", [0, 500])
+def test_with_other_sensors_and_powers(change: dict[str, float], rate: float) -> None:
+    limits = {"limit_W": 1200.0, "default_limit_W": 1200.0, "max_limit_W": 1200.0}
+    gpu = replace(GPU, ramp_W_per_s=rate, **limits, **change)  # type: ignore[arg-type]
+    assert abs(window_of(gpu).error) < 0.01
+
+
+def test_without_smoothing_windows_are_as_short_as_before() -> None:
+    found = window_of(PLAIN)
+    assert found.length_s == pytest.approx(3.0, abs=0.11)
+    assert found.doubt == 0.0
+    assert abs(found.error) < 0.001
+
+
+def test_a_source_that_lags_by_half_a_second_is_not_taken_for_a_ramp() -> None:
+    """A slow filter looks like a ramp: the line stays that of the idle power, which cancels it.
+
+    Only a device that says that it smooths its power is drawn from the early slope; here the
+    window is longer, which is right for both.
+    """
+    found = window_of(replace(PLAIN, filter_s=0.5))
+    assert found.length_s > 10
+    assert abs(found.error) < 0.01
+
+
+def test_a_ramp_of_which_the_device_says_nothing_is_flagged() -> None:
+    found = window_of(replace(PLAIN, ramp_W_per_s=500))
+    assert found.length_s == pytest.approx(15.0, abs=0.2)
+    assert found.doubt > abs(found.error) > 0.01
+
+
+def test_ordinary_sensors_leave_no_doubt() -> None:
+    """Filters, lags and phases of random GPUs lengthen no window.
+
+    The closing edge of the shortest window may be in doubt by a hundredth and a little more.
+    """
+    windows = [window_of(random_gpu(random.Random(seed), counted=True)) for seed in range(40)]
+    doubts = sorted(found.doubt for found in windows)
+    assert doubts[-2] < DOUBT_SHARE
+    assert doubts[-1] < 1.02 * DOUBT_SHARE
+
+
+@pytest.mark.parametrize(("smoothing", "suffix"), [(1, " (power smoothing)"), (0, ""), (-1, "")])
+def test_a_gpu_that_smooths_is_a_kind_of_its_own(
+    twin_node: Callable[..., TwinNode], smoothing: int, suffix: str
+) -> None:
+    twin_node(TwinGpu(smoothing=smoothing))
+    assert detect_cluster(environ={}).device.name == f"A100-SXM-80GB{suffix}"

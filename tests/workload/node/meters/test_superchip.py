@@ -148,8 +148,7 @@ def test_modules_of_other_sockets_are_not_charged(twin_node: Make, tmp_path: Pat
 
 
 @pytest.mark.parametrize(
-    ("visible", "name"),
-    [("0,1,2,3", "superchip"), ("0,1", "nvml"), ("0,2", "nvml"), ("0", "nvml")],
+    ("visible", "name"), [("0,1,2,3", "superchip"), ("0,1", "nvml"), ("0,2", "nvml"), ("0", "nvml")]
 )
 def test_two_modules_of_four_gpus_are_charged_if_all_are_visible(
     twin_node: Make, tmp_path: Path, visible: str, name: str

@@ -446,7 +446,7 @@ def test_llama_factory_and_axolotl_take_their_yaml(tmp_path: Path) -> None:
     assert script.framework_of_command is not None
     words = started(job, tmp_path, data_parallel=2, sequence_parallel=2, micro_batch=4)
     assert yaml.safe_load(Path(words[-1]).read_text()) == {
-        **{"micro_batch_size": 4, "sequence_len": 64, "context_parallel_size": 2},
+        **{"micro_batch_size": 4, "sequence_len": 64, "context_parallel_size": 2}
     }
 
 
