@@ -186,7 +186,7 @@ def test_a_framework_is_told_what_was_asked_and_what_it_was_told_is_known() -> N
     assert state.seen["owned"] == {"micro_batch": 8, "gradient_accumulation": 2}
 
 
-def test_transformers_arguments_are_turned(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_transformers_arguments_are_turned() -> None:
     class TrainingArguments:
         per_device_train_batch_size, gradient_accumulation_steps = 8, 1
         report_to, push_to_hub = ["wandb"], True

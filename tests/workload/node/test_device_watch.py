@@ -31,11 +31,6 @@ Make = Callable[..., TwinNode]
 GIB = 2**30
 
 
-@pytest.fixture(autouse=True)
-def _all_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-
-
 class TestDamage:
     @pytest.mark.parametrize("kind", ["crash", "hang", "time_limit"])
     @pytest.mark.parametrize(

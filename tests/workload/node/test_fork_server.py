@@ -86,6 +86,12 @@ def start(node: TwinNode, tmp_path: Path) -> Iterator[Start]:
         server.close()
 
 
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """End a server that hangs after half a second, and not after the time of one at work."""
+    monkeypatch.setattr(rank_server, "END_LIMIT_S", 0.5)
+
+
 def output_of_rank(
     server: RankServer, folder: Path, text: str, *, new_interpreter: bool = False
 ) -> str:
@@ -201,12 +207,14 @@ def test_a_refused_cuda_slows_no_rank_that_trains_on_cores(start: Start, tmp_pat
     assert "bad fork True" in output_of_rank(server, tmp_path, ASK_TORCH)
 
 
-def test_a_fork_that_hangs_is_noticed_on_cores_too(start: Start) -> None:
+def test_a_fork_that_hangs_is_noticed_on_cores_too(start: Start, impatient: None) -> None:
     assert "hangs" in start(HELD, accelerator="cpu").fork_unsafe
 
 
 @pytest.mark.real
-def test_children_that_wait_for_a_lock_for_ever_cost_no_probe(start: Start, tmp_path: Path) -> None:
+def test_children_that_wait_for_a_lock_for_ever_cost_no_probe(
+    start: Start, impatient: None
+) -> None:
     """A thread of an import holds a lock at the fork, which a child needs to come up."""
     server = start(CUDA_BUILD + HELD)
     assert "or they hang" in server.fork_unsafe

@@ -61,30 +61,22 @@ class TestCoresOfAGpuNode:
         assert not [thing for thing in facts.missing if "usable GPUs" in str(thing)]
 
 
-class TestCounters:
-    @pytest.fixture(autouse=True)
-    def _all_gpus(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-
-    @pytest.mark.parametrize(
-        "call",
-        ["nvmlDeviceGetTotalEccErrors", "nvmlDeviceGetRemappedRows", "nvmlDeviceGetRetiredPages"],
-    )
-    def test_errors_of_last_week_that_were_not_told_before_are_not_new(
-        self, twin_node: Make, call: str
-    ) -> None:
-        node = twin_node(TwinGpu(compute=(7, 0) if "Retired" in call else (8, 0)))
-        node.ecc_error(uncorrected=3)
-        node.fail(call, pynvml.NVML_ERROR_TIMEOUT, times=1)
-        watch = DeviceWatch(Nvidia())
-        assert watch.cause(Failure("crash", "x")).kind == "crash"
-
-
-def test_a_study_continues_after_a_reboot_and_with_another_browser(
-    twin_node: Make, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "call",
+    ["nvmlDeviceGetTotalEccErrors", "nvmlDeviceGetRemappedRows", "nvmlDeviceGetRetiredPages"],
+)
+def test_errors_of_last_week_that_were_not_told_before_are_not_new(
+    twin_node: Make, call: str
 ) -> None:
+    node = twin_node(TwinGpu(compute=(7, 0) if "Retired" in call else (8, 0)))
+    node.ecc_error(uncorrected=3)
+    node.fail(call, pynvml.NVML_ERROR_TIMEOUT, times=1)
+    watch = DeviceWatch(Nvidia())
+    assert watch.cause(Failure("crash", "x")).kind == "crash"
+
+
+def test_a_study_continues_after_a_reboot_and_with_another_browser(twin_node: Make) -> None:
     """Display and kernel take other shares of the memory; a power profile is another device."""
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     job, run = small_job(), SimpleNamespace(name="mine")
 
     def problem(host_bytes: int = 0) -> Any:
@@ -107,10 +99,9 @@ def test_a_study_continues_after_a_reboot_and_with_another_browser(
 
 @pytest.mark.parametrize(("held", "busy"), [(GIB // 2, False), (30 * GIB, True)])
 def test_a_notebook_that_has_looked_at_its_gpu_can_tune(
-    twin_node: Make, monkeypatch: pytest.MonkeyPatch, held: int, busy: bool
+    twin_node: Make, held: int, busy: bool
 ) -> None:
     """The context of the process that tunes is idle; a model that it still holds is in the way."""
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     node = twin_node()
     node.processes(0, compute=[(os.getpid(), held)])
     assert bool(Nvidia().busy()) == busy

@@ -30,8 +30,9 @@ except {swallowed}:
     subprocess.run(["sh", "-c", "sleep 300"], cwd=here)
 """
 AGENT = """
-import signal
+from tuner.workload.node import rank_server
 from tuner.workload.node.rank_server import RankServer
+rank_server.END_LIMIT_S = 1.0
 server = RankServer(needs=("framework",), env={{"PYTHONPATH": {folder!r}}})
 server._optional = ()
 try:

@@ -96,9 +96,7 @@ def searched(script: Script, knobs: Sequence[Knob], **more: Any) -> Result:
 
 
 @pytest.mark.long
-def test_a_deliberately_slow_setting_is_found_out(
-    repo: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_deliberately_slow_setting_is_found_out(repo: Path, tmp_path: Path) -> None:
     script = Script("train.py --attn {attn=naive} --config conf.yaml", cwd=repo, steps=10**7)
     knobs = [ATTENTION, PRECISION]
     result = searched(

@@ -54,7 +54,7 @@ def test_a_line_that_trains_nothing_to_be_seen_ends_in_a_sentence(
     place: Path, monkeypatch: pytest.MonkeyPatch, line: str, sentences: tuple[str, ...]
 ) -> None:
     monkeypatch.setattr("tuner.workload.node.rank_group.LEAST_PATIENCE_S", 4.0)
-    limit_s = 8.0 if "out of time" in sentences[0] else 60.0
+    limit_s = 5.0 if "out of time" in sentences[0] else 60.0
     with pytest.raises(InputError) as error:
         observe(place, line, limit_s=limit_s)
     for sentence in sentences:

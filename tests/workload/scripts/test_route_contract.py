@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 
 from tests.support.entry_points import install_plugin
-from tests.support.scripts import script_job
+from tests.support.scripts import CPU, script_job
 from tuner.cli.main import main
-from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.knobs import KNOBS, Value
@@ -31,7 +30,7 @@ from tuner.workload.scripts.routes import Route, carriers, routes, support_of
 from tuner.workload.scripts.script_facts import LAUNCH, ScriptFacts
 from tuner.workload.scripts.script_job import ScriptJob
 
-NODE = Cluster("node", Device("core", "cpu", 2**33, 1e11, 1e10, 2.0, 15.0), devices_per_node=8)
+NODE = replace(CPU, devices_per_node=8)
 CONFIG = {"train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 1}}
 TORCH = ScriptFacts("torch", micro_batch=4, accumulation=1, counted=True)
 DEEPSPEED = ScriptFacts(

@@ -12,11 +12,12 @@ from pathlib import Path
 import pytest
 
 from tests.support.scripts import CPU, script_job
+from tests.support.scripts import GPU as TWO_NODES
 from tests.support.studies import problem_of_job
 from tuner.cli.main import main
 from tuner.deploy.launch_files import write_launch_files
 from tuner.problem.study_spec import parse_job
-from tuner.search_spaces.cluster import Cluster, Device, load_cluster
+from tuner.search_spaces.cluster import load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.space import load_space
@@ -26,9 +27,7 @@ from tuner.workload.scripts.inspection import blank_job
 from tuner.workload.scripts.script_facts import ScriptFacts
 from tuner.workload.scripts.script_job import ScriptJob
 
-GPU = Cluster(
-    "gpus", Device("H100", "cuda", 80 * 2**30, 1e15, 3e12, 70.0, 700.0), devices_per_node=8
-)
+GPU = replace(TWO_NODES, nodes=1)
 CONFIG = {
     "train_batch_size": 16,
     "train_micro_batch_size_per_gpu": 4,

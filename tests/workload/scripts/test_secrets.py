@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.commands import finished
+from tests.support.scripts import GPU as TWO_NODES
 from tuner.deploy.launch_files import write_launch_files
-from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.knob_declarations import Knob
 from tuner.workload.scripts.command import Script
@@ -19,9 +19,7 @@ from tuner.workload.scripts.inspection import blank_job
 from tuner.workload.scripts.script_job import ScriptJob
 from tuner.workload.scripts.secrets import hidden, require, revealed
 
-GPU = Cluster(
-    "gpus", Device("H100", "cuda", 80 * 2**30, 1e15, 3e12, 70.0, 700.0), devices_per_node=8
-)
+GPU = replace(TWO_NODES, nodes=1)
 COMMAND = "PGPASSWORD=zebra1 RUN=zebra2 NCCL_ALGO=Ring torchrun --nproc-per-node 2 train.py"
 COMMAND += " --wandb-key zebra3 --hf_token=zebra4 --lr 0.1"
 

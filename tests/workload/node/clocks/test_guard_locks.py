@@ -45,8 +45,16 @@ governor.close()
 
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     monkeypatch.setattr("tuner.workload.node.clocks.root_guard.END_S", 0.3)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Let the guards of agents wait for half a second until another search ends."""
+    text = Path(own_guard.__file__).read_text()
+    assert text.count("\nEND_S = 5.0\n") == 1
+    (tmp_path / "own_guard.py").write_text(text.replace("END_S = 5.0", "END_S = 0.5"))
+    monkeypatch.setattr(own_guard, "__file__", str(tmp_path / "own_guard.py"))
 
 
 def made(twin_node: Make, *, root: bool) -> TwinNode:
@@ -91,7 +99,7 @@ def refusal(governor: NvmlGovernor) -> str:
 class TestTheAgentsOwnGuard:
     @pytest.mark.parametrize("words", [(), ("between its probes",)])
     def test_a_second_search_is_told_who_holds_the_gpu_and_changes_nothing(
-        self, node: TwinNode, words: tuple[str, ...]
+        self, node: TwinNode, impatient: None, words: tuple[str, ...]
     ) -> None:
         with searching(*words) as first:
             before, setters = stands(node), len(node.log)
@@ -123,7 +131,7 @@ class TestTheAgentsOwnGuard:
             with closing(NvmlGovernor(environ=other)) as second:
                 second.apply(Settings(clock_MHz=600))
 
-    def test_of_two_gpus_with_one_held_both_stay(self, twin_node: Make) -> None:
+    def test_of_two_gpus_with_one_held_both_stay(self, twin_node: Make, impatient: None) -> None:
         node = twin_node(TwinGpu(), TwinGpu(), virtual_time=False, children=True)
         with closing(NvmlGovernor(environ={"CUDA_VISIBLE_DEVICES": "1"})) as first:
             first.apply(Settings(clock_MHz=900))
@@ -151,7 +159,9 @@ class TestTheGuardOfRoot:
                 assert stands(foreign) == before
         assert stands(foreign) == BEFORE
 
-    def test_it_takes_the_same_lock_as_the_agents_own(self, node: TwinNode, tmp_path: Path) -> None:
+    def test_it_takes_the_same_lock_as_the_agents_own(
+        self, node: TwinNode, tmp_path: Path, impatient: None
+    ) -> None:
         with unit(node, tmp_path) as path:
             with searching():
                 caller = Caller.of(path)
@@ -204,7 +214,7 @@ class TestTheGuardOfRoot:
 
     @pytest.mark.parametrize("text", ["{", "[1]", "\xff"])
     def test_a_configuration_that_cannot_be_read_is_told(
-        self, foreign: TwinNode, tmp_path: Path, text: str
+        self, foreign: TwinNode, text: str
     ) -> None:
         root_guard.configured_file().write_bytes(text.encode("latin-1"))
         with started(foreign) as (caller, _):

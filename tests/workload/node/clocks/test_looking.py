@@ -23,8 +23,7 @@ Make = Callable[..., TwinNode]
 
 
 @pytest.fixture
-def node(twin_node: Make, monkeypatch: pytest.MonkeyPatch) -> TwinNode:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+def node(twin_node: Make) -> TwinNode:
     return twin_node(TwinGpu(), TwinGpu(), virtual_time=False)
 
 

@@ -34,8 +34,7 @@ FOREIGN = 54321
 
 
 @pytest.fixture
-def node(twin_node: Make, monkeypatch: pytest.MonkeyPatch) -> TwinNode:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+def node(twin_node: Make) -> TwinNode:
     gpu = TwinGpu(uuid=GPU, limit_W=350.0, memory_MHz=(405, 1593))
     return twin_node(gpu, root=False, virtual_time=False)
 

@@ -102,7 +102,6 @@ def test_what_names_a_broken_gpu_is_one_sentence_and_exit_2(
     says: str,
 ) -> None:
     node_of(twin_node, 4, broken)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     if named is not None:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", named)
     with pytest.raises(InputError, match=says):
@@ -136,13 +135,11 @@ class TestNvmlThatDoesNotStart:
     def test_is_an_error(
         self,
         twin_node: Make,
-        monkeypatch: pytest.MonkeyPatch,
         capsys: pytest.CaptureFixture[str],
         tmp_path: Path,
         code: int,
         says: str,
     ) -> None:
-        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
         twin_node(TwinGpu(), TwinGpu()).fail("nvmlInit", code)
         with pytest.raises(InputError, match=says):
             detect_cluster()
@@ -215,11 +212,8 @@ def test_temperature_is_read_by_the_call_that_the_driver_has(
     assert gpu.temperature_C() >= 41.0
 
 
-def test_nodes_under_other_power_profiles_are_of_another_kind(
-    twin_node: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nodes_under_other_power_profiles_are_of_another_kind(twin_node: Make) -> None:
     """Under Max-Q a GPU has other clocks and powers under the same settings."""
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     node = twin_node(TwinGpu(power_profiles=0), TwinGpu(power_profiles=0))
     plain = inspect_node().kind
     assert plain == "A100-SXM-80GB"

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.scripts import on_every_device
-from tuner.search_spaces.cluster import Cluster, Device
+from tests.support.scripts import CPU, on_every_device
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.rules import broken_rules
@@ -34,7 +33,7 @@ from tuner.workload.scripts.script_job import ScriptJob
 
 pytestmark = pytest.mark.usefixtures("launchers_here")
 
-CPU = Cluster("cpu", Device("core", "cpu", 2**33, 1e11, 1e10, 2.0, 15.0), devices_per_node=4)
+NODE = replace(CPU, devices_per_node=4)
 MEGATRON = Path(__file__).parents[3] / "scripts" / "megatron"
 FLAGS = (
     "--num-layers 4 --hidden-size 64 --num-attention-heads 4 --seq-length 32 "
@@ -59,7 +58,7 @@ mode = "none"
 
 def looked_at(script: Script, **seen: Any) -> ScriptJob:
     """The job after a look that showed a plain torch loop."""
-    blank = on_every_device(script, CPU)
+    blank = on_every_device(script, NODE)
     frame = replace(blank.frame, kind="torch", measured=True, **seen)
     return replace(blank, frame=frame).declares(script.knobs)
 
@@ -301,7 +300,7 @@ def test_what_stands_in_the_command_is_taken_away(tmp_path: Path) -> None:
     assert not [word for word in words if "recompute" in word or "distributed" in word]
 
 
-def test_rules_of_the_framework_refuse_with_their_reason(tmp_path: Path) -> None:
+def test_rules_of_the_framework_refuse_with_their_reason() -> None:
     job = looked_at(Script(f"pretrain_gpt.py {FLAGS}", cwd=MEGATRON))
     refused = job.refused(
         Configuration.of({**job.baseline.launch, "data_parallel": 1, "tensor_parallel": 8})
@@ -382,7 +381,7 @@ def test_one_rank_that_shards_by_default_is_a_valid_baseline(tmp_path: Path) -> 
     text = TITAN.replace("shard_degree = -1", "shard_degree = -1\ntensor_parallel_degree = 4")
     job = titan(tmp_path, text=text)
     assert (job.baseline.data_parallel, job.baseline.get("sharding")) == (1, "fsdp2")
-    assert broken_rules(job.baseline, job, CPU) == []
+    assert broken_rules(job.baseline, job, NODE) == []
     assert job.refused(job.baseline) == []
     other = Configuration.of({**job.baseline.launch, "sharding": "fsdp2_no_reshard"})
     assert job.refused(other) == ["sharding over one replica repeats today's fsdp2"]

@@ -13,10 +13,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.support.scripts import on_every_device
+from tests.support.scripts import CPU, on_every_device
 from tuner.problem.from_job import _runnable, problem_parts
 from tuner.problem.job_request import JobRequest
-from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.rules import broken_rules
@@ -25,7 +24,7 @@ from tuner.workload.scripts.command import Script
 from tuner.workload.scripts.frameworks.driver import read_driver
 from tuner.workload.scripts.script_job import ScriptJob
 
-NODE = Cluster("node", Device("core", "cpu", 2**33, 1e11, 1e10, 2.0, 15.0), devices_per_node=8)
+NODE = replace(CPU, devices_per_node=8)
 MEGATRON = Path(__file__).parents[3] / "scripts" / "megatron"
 FLAGS = (
     "--num-layers 8 --hidden-size 64 --num-attention-heads 8 --seq-length 32 "

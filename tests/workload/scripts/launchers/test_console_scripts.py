@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from tuner.search_spaces.cluster import Cluster, Device
+from tests.support.scripts import CPU
 from tuner.workload.scripts.command import Script, read_command
 from tuner.workload.scripts.inspection import blank_job
 
-NODE = Cluster("node", Device("core", "cpu", 2**33, 1e11, 1e10, 2.0, 15.0), devices_per_node=4)
+NODE = replace(CPU, devices_per_node=4)
 ENTRIES = """[console_scripts]
 litgpt = litgpt.__main__:main
 lit-flat = litgpt.flat:main

@@ -13,8 +13,8 @@ import pytest
 from benchmarks.scripts.environment import Unavailable, make_environment
 from tests.support.launchers import answer_here
 from tests.support.scripts import CPU
+from tests.support.scripts import GPU as TWO_NODES
 from tuner.cli.main import main
-from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.errors import InputError
 from tuner.workload.scripts import launchers
 from tuner.workload.scripts.command import Script, read_command
@@ -23,9 +23,7 @@ from tuner.workload.scripts.launchers import vendor
 from tuner.workload.scripts.script_facts import Launcher
 from tuner.workload.scripts.script_job import ScriptJob
 
-GPU = Cluster(
-    "gpus", Device("H100", "cuda", 80 * 2**30, 1e15, 3e12, 70.0, 700.0), devices_per_node=8
-)
+GPU = replace(TWO_NODES, nodes=1)
 ACCELERATE = """\
 compute_environment: LOCAL_MACHINE
 distributed_type: MULTI_GPU  # eight of them
@@ -146,7 +144,7 @@ def test_deepspeed(arguments: str, processes: int, script: list[str]) -> None:
     assert (answer["processes"], answer["script"]) == (processes, ["train.py", *script])
 
 
-def test_deepspeed_starts_a_module(tmp_path: Path) -> None:
+def test_deepspeed_starts_a_module() -> None:
     answer = vendor.deepspeed(["--module", "--num_gpus", "1", "pkg.train", "x"])
     assert answer["script"] == ["-m", "pkg.train", "--local_rank={local_rank}", "x"]
     cores = ["--bind_cores_to_rank", "--bind_core_list", "0-3,8"]
@@ -343,7 +341,7 @@ def test_an_elastic_number_of_nodes_is_told(folder: Path) -> None:
 # ---- LLaMA-Factory and Axolotl
 
 
-def test_llamafactory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_llamafactory(folder: Path) -> None:
     words, launcher = read("llamafactory-cli train a.yaml learning_rate=1e-4", folder)
     assert words == ("-m", "llamafactory.launcher", "a.yaml", "learning_rate=1e-4")
     assert launcher.processes == 0
