@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 
 from benchmarks.twin.smoothing import GPU
-from tests.twin import TwinGpu, TwinNode
+from tests.twin import TwinNode
 from tuner.search_spaces.configuration import Settings
 from tuner.workload.node.measure.measurement import (
     AgreedWindow,
@@ -88,61 +87,54 @@ class Bench:
 
 
 @pytest.fixture
-def bench_of(twin_node: Callable[..., TwinNode]) -> Callable[..., object]:
-    @contextmanager
-    def opened(gpu: TwinGpu, **more: object) -> Iterator[Bench]:
-        node = twin_node(gpu)
-        meter = NvmlMeter(environ={}, clock=node.clock, sleep=node.sleep, sample_period_s=3600.0)
-        with closing(meter):
-            yield Bench(node, meter, **more)  # type: ignore[arg-type]
-
-    return opened
+def bench_of(metered: Callable[..., tuple[TwinNode, NvmlMeter]]) -> Callable[..., Bench]:
+    return lambda gpu, **more: Bench(*metered(gpu, sample_period_s=3600.0), **more)
 
 
 @pytest.mark.needs("cc")
 class TestWrongSources:
     def test_a_counter_above_the_limit_is_not_used(self, bench_of: Callable[..., Bench]) -> None:
-        with bench_of(replace(PLAIN, counter_share=1.3)) as bench:  # type: ignore[attr-defined]
-            agreed = bench.settle(Agreement(bench.levels()))
-            assert bench.windows == 2
-            assert abs(bench.error(agreed)) < 0.02
-            assert "integrated power is used" in agreed.notes[0]
-            assert "above the limit of 400 W" in agreed.notes[0]
+        bench = bench_of(replace(PLAIN, counter_share=1.3))
+        agreed = bench.settle(Agreement(bench.levels()))
+        assert bench.windows == 2
+        assert abs(bench.error(agreed)) < 0.02
+        assert "integrated power is used" in agreed.notes[0]
+        assert "above the limit of 400 W" in agreed.notes[0]
 
     def test_a_sensor_that_stands_still_is_not_used(self, bench_of: Callable[..., Bench]) -> None:
-        with bench_of(replace(PLAIN, sensor_stuck_W=60.0)) as bench:  # type: ignore[attr-defined]
-            agreed = bench.settle(Agreement(bench.levels()))
-            assert abs(bench.error(agreed)) < 0.001
-            assert not agreed.compared
-            made = measurement(Settings(), agreed.window, POLICY, independent=agreed.compared)
-            assert isinstance(made, Measurement)
-            assert made.power_rse < 0.01  # the counter's error is not widened by a broken sensor
+        bench = bench_of(replace(PLAIN, sensor_stuck_W=60.0))
+        agreed = bench.settle(Agreement(bench.levels()))
+        assert abs(bench.error(agreed)) < 0.001
+        assert not agreed.compared
+        made = measurement(Settings(), agreed.window, POLICY, independent=agreed.compared)
+        assert isinstance(made, Measurement)
+        assert made.power_rse < 0.01  # the counter's error is not widened by a broken sensor
 
     def test_edges_that_count_idle_as_work_are_not_used(
         self, bench_of: Callable[..., Bench]
     ) -> None:
         """A fall of the power of which the device says nothing: fixed joules in each window."""
-        with bench_of(replace(PLAIN, ramp_W_per_s=200)) as bench:  # type: ignore[attr-defined]
-            first = bench.window(POLICY)
-            assert first.energy_J / bench.true_J - 1 > 0.1
-            agreed = bench.settle(Agreement(bench.levels()))
-            assert abs(bench.error(agreed)) < 0.02
-            assert "that was drawn at work" in agreed.notes[0]
+        bench = bench_of(replace(PLAIN, ramp_W_per_s=200))
+        first = bench.window(POLICY)
+        assert first.energy_J / bench.true_J - 1 > 0.1
+        agreed = bench.settle(Agreement(bench.levels()))
+        assert abs(bench.error(agreed)) < 0.02
+        assert "that was drawn at work" in agreed.notes[0]
 
     @pytest.mark.parametrize("share", [0.93, 1.05])
     def test_of_two_scales_neither_is_chosen(
         self, bench_of: Callable[..., Bench], share: float
     ) -> None:
         """Both lie between idle and limit: the counter is used, its error says how far they are."""
-        with bench_of(replace(PLAIN, counter_share=share)) as bench:  # type: ignore[attr-defined]
-            agreement = Agreement(bench.levels())
-            agreed = bench.settle(agreement)
-            assert agreed.notes == ()
-            assert bench.error(agreed) == pytest.approx(share - 1, abs=0.01)
-            assert bench.windows == 2
-            for _ in range(5):  # what is known costs no further window
-                bench.settle(agreement)
-            assert bench.windows == 7
+        bench = bench_of(replace(PLAIN, counter_share=share))
+        agreement = Agreement(bench.levels())
+        agreed = bench.settle(agreement)
+        assert agreed.notes == ()
+        assert bench.error(agreed) == pytest.approx(share - 1, abs=0.01)
+        assert bench.windows == 2
+        for _ in range(5):  # what is known costs no further window
+            bench.settle(agreement)
+        assert bench.windows == 7
 
 
 @pytest.mark.needs("cc")
@@ -175,20 +167,20 @@ class TestGoodWindows:
         self, bench_of: Callable[..., Bench], load: Callable[[int], float], change: dict[str, float]
     ) -> None:
         """The sampled power may be too coarse for the load; the counter stays the truth."""
-        with bench_of(replace(PLAIN, **change), load=load) as bench:  # type: ignore[attr-defined,arg-type]
-            agreement = Agreement(bench.levels())
-            for _ in range(3):
-                agreed = bench.settle(agreement)
-                assert not any("integrated power is used" in note for note in agreed.notes)
-                assert abs(bench.error(agreed)) < 0.02
-            assert bench.windows <= 6
+        bench = bench_of(replace(PLAIN, **change), load=load)
+        agreement = Agreement(bench.levels())
+        for _ in range(3):
+            agreed = bench.settle(agreement)
+            assert not any("integrated power is used" in note for note in agreed.notes)
+            assert abs(bench.error(agreed)) < 0.02
+        assert bench.windows <= 6
 
     def test_a_window_that_agrees_is_used_as_it_is(self, bench_of: Callable[..., Bench]) -> None:
-        with bench_of(PLAIN) as bench:  # type: ignore[attr-defined]
-            agreement = Agreement(bench.levels())
-            first = bench.window(POLICY)
-            assert agreement.settle(first, POLICY, bench.window) == AgreedWindow(first)
-            assert bench.windows == 1
+        bench = bench_of(PLAIN)
+        agreement = Agreement(bench.levels())
+        first = bench.window(POLICY)
+        assert agreement.settle(first, POLICY, bench.window) == AgreedWindow(first)
+        assert bench.windows == 1
 
 
 def _window(energy_J: float, powers_W: list[float], length_s: float = 3.0) -> Window:

@@ -212,44 +212,40 @@ class TestDelivered:
 # Of a job that uses some of its lease's GPUs.
 
 
-def window_on(node: TwinNode, clock_MHz: int, busy: int) -> Window:
+Metered = Callable[..., tuple[TwinNode, NvmlMeter]]
+
+
+def window_on(node: TwinNode, meter: NvmlMeter, clock_MHz: int, busy: int) -> Window:
     """Return a window of one second with the first `busy` GPUs at work, all locked."""
-    pynvml.nvmlInit()
     for index in range(pynvml.nvmlDeviceGetCount()):
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
         pynvml.nvmlDeviceSetGpuLockedClocks(handle, clock_MHz, clock_MHz)
         node.set(index, load=1.0 if index < busy else 0.0)
-    meter = NvmlMeter(environ={}, clock=node.clock, sleep=node.sleep)
     opened = meter.boundary(opens=True)
     samples = []
     for _ in range(10):
         node.sleep(0.1)
         samples.append(meter.sample())
     closed = meter.read()
-    meter.close()
     ends = tuple(opened.time_s + 0.1 * k for k in range(1, 11))
     return Window(opened, closed, (0.1,) * 10, ends, tuple(samples))
 
 
 @pytest.mark.needs("cc")
 class TestUsedDevices:
-    def test_models_learn_the_clock_of_the_gpus_that_worked(
-        self, twin_node: Callable[..., TwinNode]
-    ) -> None:
-        hot = TwinGpu(limit_W=250.0)  # it holds the busy ones below the lock
-        node = twin_node(*[hot] * 4)
-        told = made(window_on(node, 1410, busy=2), Settings(clock_MHz=1410), devices=range(2))
+    def test_models_learn_the_clock_of_the_gpus_that_worked(self, metered: Metered) -> None:
+        node, meter = metered(*[TwinGpu(limit_W=250.0)] * 4)  # which holds the busy below the lock
+        window = window_on(node, meter, 1410, busy=2)
+        told = made(window, Settings(clock_MHz=1410), devices=range(2))
         truth_MHz = node.clock_MHz_s(0), node.clock_MHz_s(3)
         node.sleep(1.0)
         ran_MHz = node.clock_MHz_s(0) - truth_MHz[0]
         assert ran_MHz < 1200 < node.clock_MHz_s(3) - truth_MHz[1]  # the idle stand at the lock
         assert told.as_delivered["clock_MHz"] == pytest.approx(ran_MHz, rel=0.005)
 
-    def test_idle_gpus_that_ignore_a_lock_do_not_cost_the_window(
-        self, twin_node: Callable[..., TwinNode]
-    ) -> None:
+    def test_idle_gpus_that_ignore_a_lock_do_not_cost_the_window(self, metered: Metered) -> None:
         live = Settings(clock_MHz=1200)
-        window = window_on(twin_node(*[TwinGpu(idle_follows=False)] * 4), 1200, busy=2)
+        window = window_on(*metered(*[TwinGpu(idle_follows=False)] * 4), 1200, busy=2)
         assert made(window, live, devices=range(2)).as_delivered == live
         # Judged by all of the lease, the same window would be lost.
         assert isinstance(measurement(live, window, POLICY), UnappliedSetting)

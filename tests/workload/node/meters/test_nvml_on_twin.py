@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -140,43 +139,41 @@ def test_a_module_of_two_gpus_is_not_counted_twice(
         NvmlMeter(environ={}, clock=node.clock, sleep=node.sleep).close()
 
 
-Make = Callable[..., TwinNode]
 COUNTER = "nvmlDeviceGetTotalEnergyConsumption"
 A100 = TwinGpu(filter_s=0.05, sensor_period_s=0.1, counter_delay_s=0.02)
 
 
-def error_of_failing(node: TwinNode, code: int, first: int, times: int = 1) -> float:
+def error_of_failing(
+    node: TwinNode, meter: NvmlMeter, code: int, first: int, times: int = 1
+) -> float:
     """Return the error of a window at whose closing edge calls of the counter fail."""
-    with closing(NvmlMeter(environ={}, clock=node.clock, sleep=node.sleep)) as meter:
-        node.sleep(1)
-        opened, true_J = meter.boundary(opens=True), -node.energy_J()
-        node.set(load=1.0)
-        node.sleep(3.0)
-        node.set(load=0.0)
-        true_J += node.energy_J()
-        node.fail(COUNTER, code, first=first, times=times)
-        closed = meter.boundary(opens=False)
-        meter.read()
+    node.sleep(1)
+    opened, true_J = meter.boundary(opens=True), -node.energy_J()
+    node.set(load=1.0)
+    node.sleep(3.0)
+    node.set(load=0.0)
+    true_J += node.energy_J()
+    node.fail(COUNTER, code, first=first, times=times)
+    closed = meter.boundary(opens=False)
+    meter.read()
     return (closed.energy_J - opened.energy_J) / true_J - 1
 
 
-@pytest.mark.needs("cc")
 @pytest.mark.parametrize("code", [999, 10, 19])
 @pytest.mark.parametrize("first", [1, 2, 700])
 def test_one_call_of_thousands_that_fails_costs_nothing(
-    twin_node: Make, code: int, first: int
+    metered: Metered, code: int, first: int
 ) -> None:
-    assert abs(error_of_failing(twin_node(A100, A100, A100, A100), code, first)) < 0.005
+    assert abs(error_of_failing(*metered(*[A100] * 4), code, first)) < 0.005
 
 
-@pytest.mark.needs("cc")
 @pytest.mark.parametrize(
     ("code", "times"), [(999, 10**6), (pynvml.NVML_ERROR_GPU_IS_LOST, 1), (16, 1), (4, 1)]
 )
-def test_a_gpu_that_fails_on_or_is_lost_is_told(twin_node: Make, code: int, times: int) -> None:
+def test_a_gpu_that_fails_on_or_is_lost_is_told(metered: Metered, code: int, times: int) -> None:
     """A second failure in a row, a lost GPU, one that needs a reset and a right that has gone."""
     with pytest.raises(MeterError, match="does not tell the GPUs' energy"):
-        error_of_failing(twin_node(A100), code, 5, times)
+        error_of_failing(*metered(A100), code, 5, times)
 
 
 PLAIN = replace(GPU, smoothing=-1)
