@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -118,10 +119,15 @@ class TestTheAgentsOwnGuard:
         self, node: TwinNode
     ) -> None:
         with searching() as first:
+            (pid,) = guards_of(first.pid)
+            os.kill(pid, signal.SIGSTOP)  # it restores when it goes on, half a second later
             first.kill()
+            goes_on = threading.Timer(0.5, os.kill, (pid, signal.SIGCONT))
+            goes_on.start()
             with closing(NvmlGovernor(environ={})) as second:
                 second.apply(Settings(clock_MHz=600))
                 assert stands(node)[0] == (600, 600)
+            goes_on.join()
 
     def test_another_gpu_is_another_lock(self, twin_node: Make) -> None:
         twin_node(TwinGpu(), TwinGpu(), virtual_time=False, children=True)
