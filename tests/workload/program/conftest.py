@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -18,3 +20,18 @@ def beside_the_program(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     for path in folder.glob("*.py"):
         sys.modules.pop(path.stem, None)
+
+
+@pytest.fixture
+def causal_lm(beside_the_program: None) -> Any:
+    return importlib.import_module("causal_lm")
+
+
+@pytest.fixture
+def host_activations(beside_the_program: None) -> Any:
+    return importlib.import_module("host_activations")
+
+
+@pytest.fixture
+def multimodal(beside_the_program: None) -> Any:
+    return importlib.import_module("multimodal")

@@ -132,9 +132,9 @@ pytest.importorskip("transformers")
     [("none", []), ("every_4", [0, 4]), ("every_2", [0, 2, 4]), ("full", [0, 1, 2, 3, 4, 5])],
 )
 @pytest.mark.parametrize("job", ["tiny-gpt", "tiny-opt"])
-def test_which_blocks_are_recomputed(job: str, mode: str, recomputed: list[int]) -> None:
-    import causal_lm
-
+def test_which_blocks_are_recomputed(
+    causal_lm: Any, job: str, mode: str, recomputed: list[int]
+) -> None:
     asked = load_job(job)
     asked = replace(asked, model={**asked.model, "num_hidden_layers": 6})
     model = causal_lm.build_model(asked.to_json(), mode)
@@ -149,9 +149,7 @@ def test_which_blocks_are_recomputed(job: str, mode: str, recomputed: list[int])
     assert sorted(runs) == sorted([0, 1, 2, 3, 4, 5, *recomputed])
 
 
-def test_paired_parts_of_a_sequence_are_the_same_causal_work() -> None:
-    import causal_lm
-
+def test_paired_parts_of_a_sequence_are_the_same_causal_work(causal_lm: Any) -> None:
     shares = [causal_lm.Share(1, 1, 0, 1, parts=3, part=part, paired=True) for part in range(3)]
     parts = [share.positions(12).tolist() for share in shares]
     assert parts == [[0, 1, 10, 11], [2, 3, 8, 9], [4, 5, 6, 7]]
@@ -161,8 +159,7 @@ def test_paired_parts_of_a_sequence_are_the_same_causal_work() -> None:
 
 
 @pytest.mark.parametrize("name", ["tiny-gpt", "tiny-opt"])
-def test_selective_checkpointing_repeats_no_product(name: str) -> None:
-    import causal_lm
+def test_selective_checkpointing_repeats_no_product(causal_lm: Any, name: str) -> None:
     from torch.utils.flop_counter import FlopCounterMode
 
     job = load_job(name)
@@ -188,10 +185,8 @@ def test_selective_checkpointing_repeats_no_product(name: str) -> None:
         for name in ("tiny-gpt", "tiny-opt", "tiny-qwen2.5", "tiny-qwen2.5-lora")
     ],
 )
-def test_what_is_compiled(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_compiled(causal_lm: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without inductor, which takes half a minute."""
-    import causal_lm
-
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager", dynamic=False))
     job = load_job(name)
     job = replace(job, sequence_length=16, model={**job.model, "num_hidden_layers": 2})
@@ -221,10 +216,8 @@ def test_what_is_compiled(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", ["tiny-gpt", "tiny-opt", "tiny-qwen2.5", "tiny-olmoe", "tiny-lmm"])
-def test_a_part_filled_alone_has_the_weights_it_has_in_the_whole(name: str) -> None:
+def test_a_part_filled_alone_has_the_weights_it_has_in_the_whole(causal_lm: Any, name: str) -> None:
     """What a pipeline stage does, or a rank of ZeRO-3 block by block; the rest takes no memory."""
-    import causal_lm
-
     job = load_job(name).to_json()
     whole, planned = causal_lm.build_model(job, "none"), causal_lm.planned_model(job, "none")
     assert not any(t.is_meta for t in (*whole.parameters(), *whole.buffers()))
@@ -246,8 +239,7 @@ def test_a_part_filled_alone_has_the_weights_it_has_in_the_whole(name: str) -> N
 
 
 @pytest.mark.parametrize("name", ["tiny-gpt", "tiny-opt", "tiny-qwen2.5", "tiny-olmoe", "tiny-lmm"])
-def test_weights_are_spread_as_the_family_spreads_them(name: str) -> None:
-    import causal_lm
+def test_weights_are_spread_as_the_family_spreads_them(causal_lm: Any, name: str) -> None:
     from transformers import AutoConfig
 
     job = load_job(name).to_json()
@@ -265,9 +257,7 @@ def test_weights_are_spread_as_the_family_spreads_them(name: str) -> None:
         assert torch.equal(mine, usual), where
 
 
-def test_a_window_of_attention_is_not_split() -> None:
-    import causal_lm
-
+def test_a_window_of_attention_is_not_split(causal_lm: Any) -> None:
     model = torch.nn.Linear(1, 1)
     config = type("Config", (), {"sliding_window": 64})()
     config.get_text_config = lambda: config
@@ -342,18 +332,16 @@ def gradients(context: contextlib.AbstractContextManager[Any]) -> list[torch.Ten
 
 
 @pytest.mark.parametrize("copies_done", [True, False])
-def test_offloaded_activations_give_the_same_gradients(copies_done: bool) -> None:
-    import host_activations
-
+def test_offloaded_activations_give_the_same_gradients(
+    host_activations: Any, copies_done: bool
+) -> None:
     expected = gradients(contextlib.nullcontext())
     asynchronous = host_activations.activations_on_host("async", FakeRuntime(copies_done))
     for context in (host_activations.activations_on_host("sync"), asynchronous):
         assert all(map(torch.equal, gradients(context), expected))
 
 
-def test_parameters_and_small_tensors_stay() -> None:
-    import host_activations
-
+def test_parameters_and_small_tensors_stay(host_activations: Any) -> None:
     weight = torch.nn.Parameter(torch.zeros(256, 256))
     for stays in (weight, weight.t(), torch.zeros(8)):
         for offload in (
@@ -365,9 +353,7 @@ def test_parameters_and_small_tensors_stay() -> None:
             assert offload.unpack(packed) is stays
 
 
-def test_copies_out_wait_for_the_tensor_and_let_its_memory_go() -> None:
-    import host_activations
-
+def test_copies_out_wait_for_the_tensor_and_let_its_memory_go(host_activations: Any) -> None:
     runtime = FakeRuntime(copies_done=True)
     offload = host_activations.SideStream(runtime)
     tensor = torch.randn(256, 256)
@@ -381,17 +367,13 @@ def test_copies_out_wait_for_the_tensor_and_let_its_memory_go() -> None:
     assert runtime.log[2:] == ["mark 1 on side", "compute waits for 1"]
 
 
-def test_a_tensor_still_leaving_is_kept_and_given_back_itself() -> None:
-    import host_activations
-
+def test_a_tensor_still_leaving_is_kept_and_given_back_itself(host_activations: Any) -> None:
     offload = host_activations.SideStream(FakeRuntime(copies_done=False))
     tensor = torch.randn(256, 256)
     assert offload.unpack(offload.pack(tensor)) is tensor
 
 
-def test_the_way_back_begins_one_tensor_ahead() -> None:
-    import host_activations
-
+def test_the_way_back_begins_one_tensor_ahead(host_activations: Any) -> None:
     runtime = FakeRuntime(copies_done=True)
     offload = host_activations.SideStream(runtime)
     first, second = (offload.pack(torch.randn(256, 256)) for _ in range(2))
@@ -405,10 +387,8 @@ def test_the_way_back_begins_one_tensor_ahead() -> None:
     assert runtime.log == ["compute waits for 1"]
 
 
-def test_what_the_backward_pass_has_used_is_not_fetched_again() -> None:
+def test_what_the_backward_pass_has_used_is_not_fetched_again(host_activations: Any) -> None:
     """A pipeline saves the next micro-batch's tensors before it is done with this one's."""
-    import host_activations
-
     runtime = FakeRuntime(copies_done=True)
     offload = host_activations.SideStream(runtime)
     first, second = (offload.pack(torch.randn(256, 256)) for _ in range(2))
@@ -423,9 +403,9 @@ pytest.importorskip("transformers")
 
 
 @pytest.mark.parametrize("name", ["tiny-gpt", "tiny-olmoe"])
-def test_weights_made_in_the_jobs_precision_are_those_deepspeed_would_cast(name: str) -> None:
-    import causal_lm
-
+def test_weights_made_in_the_jobs_precision_are_those_deepspeed_would_cast(
+    causal_lm: Any, name: str
+) -> None:
     job = load_job(name).to_json()
     whole, planned = causal_lm.build_model(job, "none"), causal_lm.planned_model(job, "none")
     fill = causal_lm.Filler(planned, job["seed"], "cpu", torch.bfloat16)
@@ -455,9 +435,8 @@ class Accelerator:
 @pytest.mark.real
 @pytest.mark.parametrize("knobs", [{"zero_stage": 3}, {"zero_stage": 0}, {"tensor_parallel": 2}])
 def test_weights_are_made_on_the_ranks_gpu(
-    monkeypatch: pytest.MonkeyPatch, knobs: dict[str, Any]
+    causal_lm: Any, monkeypatch: pytest.MonkeyPatch, knobs: dict[str, Any]
 ) -> None:
-    import causal_lm
     import train
 
     device = Accelerator()

@@ -21,13 +21,6 @@ OPT = {**SMALL, "ffn_dim": 100, "word_embed_proj_dim": 32, "do_layer_norm_before
 EXPERTS = {**GATED, "num_experts": 6, "num_experts_per_tok": 2}
 
 
-@pytest.fixture
-def causal_lm(beside_the_program: None) -> Any:
-    import causal_lm
-
-    return causal_lm
-
-
 @pytest.mark.parametrize(
     ("model_type", "sizes"),
     [

@@ -128,42 +128,35 @@ torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
 
-@pytest.fixture
-def program(beside_the_program: None) -> Any:
-    import multimodal
-
-    return multimodal
-
-
-def share(program: Any, **given: int) -> Any:
+def share(**given: int) -> Any:
     from causal_lm import Share
 
     usual = {"accumulation": 2, "replicas": 1, "replica": 0, "micro_batch": 4}
     return Share(**{**usual, **given})
 
 
-def test_text_alone_is_learnt(program: Any) -> None:
-    layout, job = program.Layout(JOB.to_json()), JOB.to_json()
+def test_text_alone_is_learnt(multimodal: Any) -> None:
+    layout, job = multimodal.Layout(JOB.to_json()), JOB.to_json()
     assert (layout.visual, layout.learnt, layout.before) == (101, 27, 3)
-    for inputs, targets in program.Samples(job, share(program)).of_step(0):
+    for inputs, targets in multimodal.Samples(job, share()).of_step(0):
         placeholder = inputs["input_ids"] == 2047
         assert placeholder.sum(1).tolist() == [layout.visual] * 4
-        assert (targets != program.IGNORED).sum(1).tolist() == [layout.learnt] * 4
+        assert (targets != multimodal.IGNORED).sum(1).tolist() == [layout.learnt] * 4
         # What is learnt at one place is what stands at the next, where that is text.
         here, after = targets[:, :-1], inputs["input_ids"][:, 1:]
-        assert torch.equal(here, after.masked_fill(placeholder[:, 1:], program.IGNORED))
+        assert torch.equal(here, after.masked_fill(placeholder[:, 1:], multimodal.IGNORED))
         assert inputs["pixel_values_videos"].shape == (4, 4, 3, 54, 54)
         assert inputs["pixel_values_videos"].dtype == torch.uint8
 
 
-def test_parts_and_replicas_make_up_the_same_step(program: Any) -> None:
+def test_parts_and_replicas_make_up_the_same_step(multimodal: Any) -> None:
     job = JOB.to_json()
-    whole = list(program.Samples(job, share(program)).of_step(3))
+    whole = list(multimodal.Samples(job, share()).of_step(3))
     for replica in range(2):
         for part in range(2):
-            mine = share(program, replicas=2, replica=replica, micro_batch=2, parts=2, part=part)
+            mine = share(replicas=2, replica=replica, micro_batch=2, parts=2, part=part)
             for (inputs, targets), (all_inputs, all_targets) in zip(
-                program.Samples(job, mine).of_step(3), whole, strict=True
+                multimodal.Samples(job, mine).of_step(3), whole, strict=True
             ):
                 rows, tokens = slice(2 * replica, 2 * replica + 2), slice(64 * part, 64 * part + 64)
                 frames = slice(2 * part, 2 * part + 2)
@@ -175,7 +168,7 @@ def test_parts_and_replicas_make_up_the_same_step(program: Any) -> None:
                 assert 2 * inputs["num_items_in_batch"] == (all_targets[rows] != -100).sum()
 
 
-def test_positions_are_those_of_qwen2_vl(program: Any) -> None:
+def test_positions_are_those_of_qwen2_vl(multimodal: Any) -> None:
     """Of a video of one frame, where transformers' own function follows the paper, all of them; of
     more frames those of the video (transformers 5.23 lets the text after it begin too early: at the
     frame's side rather than past the greatest position)."""
@@ -183,7 +176,7 @@ def test_positions_are_those_of_qwen2_vl(program: Any) -> None:
     from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLModel
 
     def theirs(job: TrainingJob) -> Any:
-        layout = program.Layout(job.to_json())
+        layout = multimodal.Layout(job.to_json())
         vision = layout.visual - 1
         kinds = torch.zeros(1, job.sequence_length, dtype=torch.int32)
         kinds[:, layout.before : layout.before + vision] = 2
@@ -195,8 +188,8 @@ def test_positions_are_those_of_qwen2_vl(program: Any) -> None:
         return model.get_rope_index(ids, kinds, video_grid_thw=grid)[0][:, 0]
 
     one = replace(JOB, frames=1)
-    assert torch.equal(program.Layout(one.to_json()).positions(), theirs(one))
-    layout = program.Layout(JOB.to_json())
+    assert torch.equal(multimodal.Layout(one.to_json()).positions(), theirs(one))
+    layout = multimodal.Layout(JOB.to_json())
     end = layout.before + layout.visual - 1
     ours = layout.positions()
     assert torch.equal(ours[:, :end], theirs(JOB)[:, :end])
@@ -205,22 +198,22 @@ def test_positions_are_those_of_qwen2_vl(program: Any) -> None:
     assert torch.equal(ours[:, -1] - ours[:, end], torch.full((3,), 128 - end - 1))
 
 
-def test_phases_of_a_step_are_marked_in_their_order(program: Any) -> None:
+def test_phases_of_a_step_are_marked_in_their_order(multimodal: Any) -> None:
     from causal_lm import build_model
 
     job = replace(JOB, global_batch=2).to_json()
     for mode in ("none", "full"):  # recomputation marks nothing a second time
         model = build_model(job, mode)
         told: list[str] = []
-        program.prepare(model, told.append)
-        samples = program.Samples(job, share(program, accumulation=1, micro_batch=2))
+        multimodal.prepare(model, told.append)
+        samples = multimodal.Samples(job, share(accumulation=1, micro_batch=2))
         inputs, targets = next(samples.of_step(0))
         model(**inputs, labels=targets, shift_labels=targets).loss.backward()
         assert told == ["forward.language", "backward.encoder"]
         assert model.model.vision_tower.embeddings.patch_embedding.weight.grad.abs().sum() > 0
 
 
-def test_every_second_block_of_encoder_and_decoder_is_recomputed(program: Any) -> None:
+def test_every_second_block_of_encoder_and_decoder_is_recomputed(multimodal: Any) -> None:
     from causal_lm import blocks_of, build_model, encoder_blocks_of
 
     model = build_model(JOB.to_json(), "every_2")
