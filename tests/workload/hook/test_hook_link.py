@@ -298,7 +298,7 @@ def _clean() -> Iterator[None]:
 
 
 def test_values_are_set_and_read_back() -> None:
-    state.link = SimpleNamespace(steps=0)  # type: ignore[assignment]
+    state.link = SimpleNamespace(steps=0)
     seen: list[int] = []
     live("workers", seen.append, lambda: seen[-1] if seen else 2)
     live("silent", seen.append)
@@ -324,7 +324,7 @@ def test_outside_a_probe_the_chosen_value_is_set_at_once() -> None:
     state.options["live"] = {"workers": 8}
     live("workers", seen.append)
     assert seen == [8]
-    state.link = SimpleNamespace(steps=0)  # type: ignore[assignment]
+    state.link = SimpleNamespace(steps=0)
     live("workers", seen.append)
     assert seen == [8]
 

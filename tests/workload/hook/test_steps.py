@@ -161,11 +161,11 @@ def test_batches_are_told_with_their_own_indices_though_workers_fetch_ahead() ->
         found.clear()
         iterator = Iterator(ahead)
         for index in ([1, 2], [3, 4]):
-            assert next(iterator) == f"batch of {index}"  # type: ignore[call-overload]
+            assert next(iterator) == f"batch of {index}"
             assert found[-1] == (index, f"batch of {index}")
-    next(iterator)  # type: ignore[call-overload]
+    next(iterator)
     with pytest.raises(StopIteration):
-        next(iterator)  # type: ignore[call-overload]
+        next(iterator)
     assert found[-1] == "end"
 
 

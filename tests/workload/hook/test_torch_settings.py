@@ -15,7 +15,7 @@ torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.real
 
 
-class Items(torch.utils.data.Dataset):  # type: ignore[misc]
+class Items(torch.utils.data.Dataset):
     """Items that depend on their number, on random numbers, or on what was read before."""
 
     def __init__(self, kind: str = "number") -> None:
@@ -39,7 +39,7 @@ class Items(torch.utils.data.Dataset):  # type: ignore[misc]
         return torch.full((4,), float(number)) + added
 
 
-class Own(torch.utils.data.Sampler):  # type: ignore[misc]
+class Own(torch.utils.data.Sampler):
     """A sampler of a program's own."""
 
     def __iter__(self) -> Iterator[int]:
@@ -112,7 +112,7 @@ def plain_loader() -> Iterator[None]:
 
 
 def test_workers_are_set_where_items_are_read_for_training(plain_loader: None) -> None:
-    class Stream(torch.utils.data.IterableDataset):  # type: ignore[misc]
+    class Stream(torch.utils.data.IterableDataset):
         def __iter__(self) -> Iterator[Any]:
             return iter(torch.ones(8, 2))
 
@@ -186,7 +186,7 @@ def test_a_checkpoint_that_is_loaded_later_keeps_the_kernel() -> None:
     assert torch_settings.of_optimizer(optimizer)["kernel"] == "fused"
 
 
-class Net(torch.nn.Module):  # type: ignore[misc]
+class Net(torch.nn.Module):
     """A model of two parts, of which a training calls the whole."""
 
     def __init__(self) -> None:

@@ -88,13 +88,13 @@ def test_a_study_continues_after_a_reboot_and_with_another_browser(twin_node: Ma
     node.processes(0, graphics=[(1, GIB // 2)])
     before = problem()
     node.processes(0, graphics=[(1, GIB // 2), (2, GIB // 4)])
-    _check_same_study(run, problem(-(2**26)), before.identity)  # type: ignore[arg-type]
+    _check_same_study(run, problem(-(2**26)), before.identity)
     node.set(power_profiles=1 << pynvml.NVML_POWER_PROFILE_MAX_Q)
     with pytest.raises(InputError, match=r"device.name was A100-SXM-80GB and is .*MAX_Q"):
-        _check_same_study(run, problem(), before.identity)  # type: ignore[arg-type]
+        _check_same_study(run, problem(), before.identity)
     node.set(power_profiles=0, memory_bytes=40 * GIB)
     with pytest.raises(InputError, match="another question"):
-        _check_same_study(run, problem(), before.identity)  # type: ignore[arg-type]
+        _check_same_study(run, problem(), before.identity)
 
 
 @pytest.mark.parametrize(("held", "busy"), [(GIB // 2, False), (30 * GIB, True)])

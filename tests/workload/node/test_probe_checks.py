@@ -35,7 +35,7 @@ from tuner.workload.records.probe import ProbeRequest
 def test_a_build_that_takes_too_long_is_no_fault_of_the_launch(
     error: Exception, kind: str, launch: bool
 ) -> None:
-    failure = failure_of(error, lambda: "the last lines")  # type: ignore[arg-type]
+    failure = failure_of(error, lambda: "the last lines")
     assert failure.kind == kind
     assert (failure.type.blames == "launch") == launch
     assert str(error) in failure.message
@@ -65,8 +65,8 @@ def test_a_build_is_a_phase_and_its_seconds_are_noted_once() -> None:
     node, phases = Node(), list[str]()
     first: dict[str, Any] = {}
     second: dict[str, Any] = {}
-    prepare_ops(node, OFFLOAD, first, phases.append)  # type: ignore[arg-type]
-    prepare_ops(node, OFFLOAD, second, phases.append)  # type: ignore[arg-type]
+    prepare_ops(node, OFFLOAD, first, phases.append)
+    prepare_ops(node, OFFLOAD, second, phases.append)
     assert phases == ["building DeepSpeed's CPUAdam, once a machine"]
     assert first["built_s"] > 0
     assert second == {}
@@ -75,7 +75,7 @@ def test_a_build_is_a_phase_and_its_seconds_are_noted_once() -> None:
 def test_a_probe_without_ops_waits_for_no_build() -> None:
     environment: dict[str, Any] = {}
     plain = ProbeRequest("p", Settings(data_parallel=2))
-    prepare_ops(Node(), plain, environment, pytest.fail)  # type: ignore[arg-type]
+    prepare_ops(Node(), plain, environment, pytest.fail)
     assert environment == {}
 
 
@@ -83,7 +83,7 @@ def test_the_time_of_a_failed_build_is_noted_too() -> None:
     environment: dict[str, Any] = {}
     node = Node(NoReply("the fork server did not answer 'prepare' in 900 s"))
     with pytest.raises(NoReply):
-        prepare_ops(node, OFFLOAD, environment, lambda phase: None)  # type: ignore[arg-type]
+        prepare_ops(node, OFFLOAD, environment, lambda phase: None)
     assert environment["built_s"] > 0
 
 

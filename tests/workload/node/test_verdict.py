@@ -57,4 +57,4 @@ def test_a_gpu_node_is_named_by_its_gpus(facts: NodeFacts) -> None:
 def test_what_keeps_a_probe_from_running_is_the_verdict(
     facts: NodeFacts, changes: dict[str, object], said: str
 ) -> None:
-    assert said in node_lines(replace(facts, **changes))[0]  # type: ignore[arg-type]
+    assert said in node_lines(replace(facts, **changes))[0]

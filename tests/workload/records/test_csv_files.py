@@ -182,7 +182,7 @@ def test_a_unit_that_only_its_case_tells_apart_is_refused(figure: str, column: s
     ],
 )
 def test_numbers_in_both_styles(decimal: object, text: str, number: float) -> None:
-    cells = Cells(decimal)  # type: ignore[arg-type]
+    cells = Cells(decimal)
     found = cells.figure(text, "t", "f line 2", figure="time_s", scale=1.0)
     assert found == pytest.approx(number)
 

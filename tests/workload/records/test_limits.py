@@ -61,10 +61,7 @@ def test_only_the_first_step_has_the_limit_of_a_start() -> None:
     clock = ScriptedClock()
     ranks = ScriptedRanks(clock, lambda step: 130.0)
     conductor = Conductor(
-        ranks,  # type: ignore[arg-type]
-        deadline_s=1e6,
-        explain_exit=lambda rank, code: Failure("crash", ""),
-        clock=clock,
+        ranks, deadline_s=1e6, explain_exit=lambda rank, code: Failure("crash", ""), clock=clock
     )
     conductor.first_step()
     with pytest.raises(ProbeFailed, match="no optimizer step within 120 s, after 1 steps"):

@@ -38,7 +38,7 @@ def job(
 
 
 def chosen(job: ScriptJob, **values: object) -> Configuration:
-    launch = type(job.baseline.launch)({**job.baseline.launch, **values})  # type: ignore[arg-type]
+    launch = type(job.baseline.launch)({**job.baseline.launch, **values})
     return Configuration(launch)
 
 

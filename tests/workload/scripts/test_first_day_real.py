@@ -55,7 +55,7 @@ def runner(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRunner]:
 
 def look(runner: LocalRunner, folder: Path, body: str, words: str = "", **told: int) -> ScriptJob:
     (folder / "train.py").write_text(HEAD + dedent(body))
-    script = Script(f"train.py {words}".strip(), cwd=folder, **told)  # type: ignore[arg-type]
+    script = Script(f"train.py {words}".strip(), cwd=folder, **told)
     blank = blank_job(script, CLUSTER)
     return inspect_script(
         script, blank, runner.run_for_job, cluster=CLUSTER, folder=runner.node.run_dir

@@ -48,7 +48,7 @@ class Bench:
         shutil.rmtree(self.runs / "probes" / "inspection", ignore_errors=True)
         if ranks > 1 and "nproc" not in command:
             command = f"torchrun --nproc-per-node {ranks} {command}"
-        script = Script(command, cwd=cwd, **told)  # type: ignore[arg-type]
+        script = Script(command, cwd=cwd, **told)
         blank = blank_job(script, CLUSTER)
         self.runner.set_job(blank)
         return inspect_script(script, blank, self._run, cluster=CLUSTER, folder=self.runs)

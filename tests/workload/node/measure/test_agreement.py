@@ -238,7 +238,7 @@ class Conductor:
 def agreed(conductor: Conductor, *, independent: bool = True, left_s: float = 100.0) -> Any:
     kept: list[AgreedWindow] = []
     meter = SimpleNamespace(info=SimpleNamespace(independent=independent))
-    setting = SettingWindow(conductor, meter, SimpleNamespace(samples=()))  # type: ignore[arg-type]
+    setting = SettingWindow(conductor, meter, SimpleNamespace(samples=()))
     try:
         found = setting.agreed(
             Agreement(Levels(most_W=400.0)), POLICY, 0.1, left_s=left_s, keep=kept.append

@@ -124,7 +124,7 @@ USUAL = [
 )
 def test_the_cause_is_what_sets_it_apart(more: dict[str, object], cause: str, said: str) -> None:
     usual = {"clock_MHz": 1755, "nice": 0, "busy": 0.9, "waiting": 0.01, "held": 0.0}
-    state = RankState(3, "b", 5, **{**usual, **more})  # type: ignore[arg-type]
+    state = RankState(3, "b", 5, **{**usual, **more})
     assert cause_of(state, USUAL)[0] == cause
     found = arrivals(lambda rank, step: 0.0243 * (rank == 3))
     (named,) = stragglers(found, {**dict(enumerate(USUAL)), 3: state})

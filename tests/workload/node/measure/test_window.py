@@ -84,7 +84,7 @@ class Scene:
             self.clock, step_s, marks=marks, lag_s=lag_s, compiles=compiles, steps=steps
         )
         self.conductor = Conductor(
-            self.ranks,  # type: ignore[arg-type]
+            self.ranks,
             deadline_s=self.clock() + deadline_s,
             explain_exit=lambda rank, code: Failure("crash", f"{rank} {code}"),
             most_steps=most_steps,
@@ -361,7 +361,7 @@ def test_devices_that_do_not_answer_are_the_nodes_fault_before_a_probe() -> None
         def busy(self, own: object = ()) -> tuple[str, ...]:
             raise MeterError("the driver does not answer")
 
-    watch = DeviceWatch(Silent())  # type: ignore[arg-type]
+    watch = DeviceWatch(Silent())
     with pytest.raises(ProbeFailed, match=r"^the driver does not answer$") as failed:
         watch.require_free()
     assert failed.value.failure.kind == "node"
@@ -556,22 +556,22 @@ def test_idle_power_is_measured_on_cool_devices() -> None:
     """Right after the ranks of a probe, devices are hot and at their highest clock."""
     clock = FakeClock(0.0)
     idle, meter = IdlePower(clock), CoolingMeter(clock)
-    assert idle.measure(meter, 0.0, meter.wait) is None  # type: ignore[arg-type]
-    assert idle.measure(meter, 0.3, meter.wait) == pytest.approx(120.0)  # type: ignore[arg-type]
+    assert idle.measure(meter, 0.0, meter.wait) is None
+    assert idle.measure(meter, 0.3, meter.wait) == pytest.approx(120.0)
     idle.was_busy()
     meter.power_W = 180.0
     clock.now_s += 3.0
-    assert idle.measure(meter, 0.3, meter.wait) == pytest.approx(120.0)  # type: ignore[arg-type]
+    assert idle.measure(meter, 0.3, meter.wait) == pytest.approx(120.0)
     assert meter.edges == [True, False]
     meter.power_W = 115.0
     clock.now_s += 8.0
-    assert idle.measure(meter, 0.3, meter.wait) == pytest.approx(115.0)  # type: ignore[arg-type]
+    assert idle.measure(meter, 0.3, meter.wait) == pytest.approx(115.0)
 
 
 def test_a_meter_whose_clock_stands_still_tells_no_idle_power() -> None:
     clock = FakeClock(0.0)
     idle, meter = IdlePower(clock), CoolingMeter(clock)
-    assert idle.measure(meter, 0.3, lambda seconds: None) is None  # type: ignore[arg-type]
+    assert idle.measure(meter, 0.3, lambda seconds: None) is None
 
 
 def edged(

@@ -650,7 +650,7 @@ class TestTimeline:
         ],
     )
     def test_a_sample_that_fails_ends_no_timeline(self, error: Exception) -> None:
-        timeline = Timeline(Failing(error), period_s=0.005)  # type: ignore[arg-type]
+        timeline = Timeline(Failing(error), period_s=0.005)
         while len(timeline.samples) < 10:
             time.sleep(0.005)
         timeline.stop()
@@ -673,7 +673,7 @@ class TestTimeline:
                 return PowerSample(0.0, 1.0)
 
         slow = Slow()
-        timeline = Timeline(slow, period_s=0.01)  # type: ignore[arg-type]
+        timeline = Timeline(slow, period_s=0.01)
         assert slow.started.wait(30)
         threading.Event().wait(0.1)  # ten periods pass inside one sample
         slow.release.set()

@@ -193,7 +193,7 @@ def test_power_that_falls_slowly_is_not_the_works(rate: float, hold_s: float) ->
 @pytest.mark.parametrize("rate", [0, 500])
 def test_with_other_sensors_and_powers(change: dict[str, float], rate: float) -> None:
     limits = {"limit_W": 1200.0, "default_limit_W": 1200.0, "max_limit_W": 1200.0}
-    gpu = replace(GPU, ramp_W_per_s=rate, **limits, **change)  # type: ignore[arg-type]
+    gpu = replace(GPU, ramp_W_per_s=rate, **limits, **change)
     assert abs(window_of(gpu).error) < 0.01
 
 

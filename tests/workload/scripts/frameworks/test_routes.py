@@ -233,18 +233,18 @@ def test_a_space_with_zero_stages_searches_fsdp2_where_that_is_what_there_is(
     space = load_space("default")
     assert "sharding" not in space.choices
     narrowed = titan(tmp_path).narrowed(space)
-    assert {*narrowed.choices["sharding"]} == {"deepspeed", "fsdp2", "fsdp2_no_reshard"}  # type: ignore[misc]
+    assert {*narrowed.choices["sharding"]} == {"deepspeed", "fsdp2", "fsdp2_no_reshard"}
     assert narrowed.choices.get("zero_stage", (0,)) == (0,)
     found = _runnable(problem_parts(JobRequest(titan(tmp_path), NODE, "default")))
     shardings = {c.get("sharding") for c in found.candidates}
-    assert shardings == {*narrowed.choices["sharding"]}  # type: ignore[misc]
+    assert shardings == {*narrowed.choices["sharding"]}
     assert "sharding" in found.notes[0]
     assert "sharding" not in found.notes[1]
     fixed = titan(tmp_path).narrowed(load_space("clocks"))
     assert fixed.choices["sharding"] == ("deepspeed", "fsdp2")
     # Not a value that the framework cannot take.
     sharded = trainer(tmp_path).narrowed(load_space("clocks")).choices["sharding"]
-    assert "deepspeed" not in sharded  # type: ignore[operator]
+    assert "deepspeed" not in sharded
     assert "sharding" not in megatron(tmp_path).narrowed(space).choices
 
 

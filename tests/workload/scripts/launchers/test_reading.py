@@ -108,7 +108,7 @@ def test_a_pasted_torchrun_becomes_the_job(folder: Path) -> None:
     assert again == job
     assert again.launcher == job.launcher
     assert again.launcher is not None
-    assert again.launcher.env == script.launcher.env  # type: ignore[union-attr]
+    assert again.launcher.env == script.launcher.env
     with pytest.raises(InputError, match="torchrun would start 4 processes, and this node has 2"):
         blank_job(script, CPU)
     with pytest.raises(InputError, match="nodes is 2, and torchrun starts on 1"):
