@@ -130,7 +130,7 @@ def test_nodes_that_do_not_join_end_the_job(
     """The study ran on one node of four, and the job had ended well."""
     done = finished(
         ["bash", str(SCRIPT)],
-        env=environment | {"JOINED": "2", "RAY_WAIT_S": "0.1", **fewest},
+        env=environment | {"JOINED": "2", "RAY_WAIT_S": "0.04", **fewest},
         timeout=60,
     )
     assert done.returncode == code

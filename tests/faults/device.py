@@ -180,86 +180,53 @@ def _fails(name: str, code: int, *, first: int = 1, times: int = 1) -> Strike:
 
 
 _UNKNOWN = pynvml.NVML_ERROR_UNKNOWN
+#: Its counter wraps after some 2 s of 380 W: in the middle of the study's first probes.
+WRAPS = TwinGpu(counter_modulus_mJ=1 << 32, counter_start_mJ=(1 << 32) - 1_500_000)
 
+#: (name, strike, kind of the second probe's failure, word of what is said, options of `_struck`).
+STRIKES: tuple[tuple[str, Strike, str | None, str, dict[str, Any]], ...] = (
+    (
+        "clock change refused half-way",
+        _fails("nvmlDeviceSetGpuLockedClocks", _UNKNOWN, first=2),
+        *("node", "did not take", {}),
+    ),
+    (
+        "clock is put back at the third try",
+        _fails("nvmlDeviceResetGpuLockedClocks", _UNKNOWN, times=2),
+        *(None, "", {}),
+    ),
+    (
+        "permission to set clocks is withdrawn",
+        lambda node: node.permit(False),
+        *("not_taken", "ermission", {"mend": lambda node: node.permit(True), "probes": 6}),
+    ),
+    (
+        "NVML returns errors for the energy",
+        _fails("nvmlDeviceGetTotalEnergyConsumption", _UNKNOWN, first=8, times=30),
+        *("node", "does not tell the GPUs' energy", {}),
+    ),
+    ("energy counter wraps", lambda node: None, None, "", {"never": "differ", "gpu": WRAPS}),
+    (
+        "energy counter goes backwards",
+        TwinNode.reset_counter,
+        "node",
+        "went backwards",
+        {"later": True},
+    ),
+    (
+        "energy counter stands still",
+        TwinNode.stall,
+        *("node", "has not moved"),
+        {"probes": 6, "window": replace(QUICK, min_s=3.0, max_s=3.5), "for_good": True},
+    ),
+    (
+        "GPU falls off the bus",
+        lambda node: node.set(1, lost=1),
+        *("node", "lost", {"later": True, "mend": lambda node: node.set(1, lost=0), "probes": 6}),
+    ),
+    ("thermal throttling", lambda node: node.set(heat_MHz=600), None, "throttl", {}),
+)
 FAULTS: tuple[Fault, ...] = tuple(
-    Fault(name, cause, fast=False)
-    for name, cause in (
-        (
-            "clock change refused half-way",
-            partial(
-                _device,
-                _fails("nvmlDeviceSetGpuLockedClocks", _UNKNOWN, first=2),
-                "node",
-                "did not take",
-            ),
-        ),
-        (
-            "clock is put back at the third try",
-            partial(_device, _fails("nvmlDeviceResetGpuLockedClocks", _UNKNOWN, times=2), None, ""),
-        ),
-        (
-            "permission to set clocks is withdrawn",
-            partial(
-                _device,
-                lambda node: node.permit(False),
-                "not_taken",
-                "ermission",
-                mend=lambda node: node.permit(True),
-                probes=6,
-            ),
-        ),
-        (
-            "NVML returns errors for the energy",
-            partial(
-                _device,
-                _fails("nvmlDeviceGetTotalEnergyConsumption", _UNKNOWN, first=8, times=30),
-                "node",
-                "does not tell the GPUs' energy",
-            ),
-        ),
-        (
-            "energy counter wraps",
-            partial(
-                _device,
-                lambda node: None,
-                None,
-                "",
-                never="differ",
-                # It wraps after some 2 s of 380 W: in the middle of the study's first probes.
-                gpu=TwinGpu(counter_modulus_mJ=1 << 32, counter_start_mJ=(1 << 32) - 1_500_000),
-            ),
-        ),
-        (
-            "energy counter goes backwards",
-            partial(_device, TwinNode.reset_counter, "node", "went backwards", later=True),
-        ),
-        (
-            "energy counter stands still",
-            partial(
-                _device,
-                TwinNode.stall,
-                "node",
-                "has not moved",
-                probes=6,
-                window=replace(QUICK, min_s=3.0, max_s=3.5),
-                for_good=True,
-            ),
-        ),
-        (
-            "GPU falls off the bus",
-            partial(
-                _device,
-                lambda node: node.set(1, lost=1),
-                "node",
-                "lost",
-                later=True,
-                mend=lambda node: node.set(1, lost=0),
-                probes=6,
-            ),
-        ),
-        (
-            "thermal throttling",
-            partial(_device, lambda node: node.set(heat_MHz=600), None, "throttl"),
-        ),
-    )
+    Fault(name, partial(_device, strike, kind, word, **options), fast=False)
+    for name, strike, kind, word, options in STRIKES
 )

@@ -326,13 +326,18 @@ def _killed_again_and_again(folder: Path) -> Outcome:
 
 
 def _interrupted(
-    folder: Path, *, times: int, number: signal.Signals = signal.SIGINT, apart_s: float = 0.05
+    folder: Path,
+    *,
+    times: int,
+    number: signal.Signals = signal.SIGINT,
+    apart_s: float = 0.05,
+    same_s: float = SAME_REQUEST_S,
 ) -> Outcome:
     """Ctrl-C while a probe runs; again while the first is still being cleaned up after.
 
-    The same request, so soon after the first, lets the clean-up end.
+    The same request, within `same_s` of the first, lets the clean-up end.
     """
-    at_once = apart_s > SAME_REQUEST_S
+    at_once = apart_s > same_s
 
     def strike() -> None:
         (folder / "probing").touch()
@@ -340,7 +345,7 @@ def _interrupted(
 
     def first() -> int:
         import tuner.cli.optimize
-        from tuner.cli.main import main
+        from tuner.cli import main as command_line
 
         if times > 1:  # a clean-up that takes long
             plain = InlineExecutor.close
@@ -358,7 +363,8 @@ def _interrupted(
             return 0
 
         tuner.cli.optimize._optimize = command
-        return main(["optimize"])
+        command_line.SAME_REQUEST_S = same_s
+        return command_line.main(["optimize"])
 
     out = folder / "first.out"
     pid = fork(first, out)
@@ -516,7 +522,7 @@ FAULTS: tuple[Fault, ...] = (
     Fault("driver killed while a probe runs", _killed_while_probing),
     Fault("driver killed after every probe", _killed_again_and_again),
     Fault("Ctrl-C once", partial(_interrupted, times=1)),
-    Fault("Ctrl-C twice", partial(_interrupted, times=2, apart_s=SAME_REQUEST_S + 0.3)),
+    Fault("Ctrl-C twice", partial(_interrupted, times=2, same_s=0.5, apart_s=0.8)),
     Fault("SIGTERM", partial(_interrupted, times=1, number=signal.SIGTERM)),
     Fault("SIGTERM twice at once", partial(_interrupted, times=2, number=signal.SIGTERM)),
     Fault("full disk", _full_disk),

@@ -191,25 +191,14 @@ def _replace_node(nodes: Any, second: Any, probe: str, pid: int) -> bool:
     return struck
 
 
-FAULTS: tuple[Fault, ...] = (
-    Fault(
-        "Ray agent killed while it measures",
-        partial(_struck, _kill_agent, "the node agent died"),
-        fast=False,
-    ),
-    Fault(
-        "Ray node killed while it measures",
-        partial(_struck, _kill_node, "node lost"),
-        fast=False,
-    ),
-    Fault(
-        "Ray agent killed while its probe waits to go on",
-        partial(_struck, _kill_agent, "the node agent died", asked=True),
-        fast=False,
-    ),
-    Fault(
-        "Ray node killed while its probe waits to go on",
-        partial(_struck, _replace_node, "node lost", asked=True),
-        fast=False,
-    ),
+#: (name, strike, words of the failure, whether it strikes while the probe waits to go on).
+STRIKES = (
+    ("Ray agent killed while it measures", _kill_agent, "the node agent died", False),
+    ("Ray node killed while it measures", _kill_node, "node lost", False),
+    ("Ray agent killed while its probe waits to go on", _kill_agent, "the node agent died", True),
+    ("Ray node killed while its probe waits to go on", _replace_node, "node lost", True),
+)
+FAULTS: tuple[Fault, ...] = tuple(
+    Fault(name, partial(_struck, strike, words, asked=asked), fast=False)
+    for name, strike, words, asked in STRIKES
 )
