@@ -40,7 +40,7 @@ def _row(planner: str, rows: str, found: Score) -> tuple[str, ...]:
     return (
         planner,
         rows,
-        f"{len(found.errors)}" + (f" of {len(found.errors) + found.refused}" * (found.refused > 0)),
+        f"{len(found.errors)}",
         f"{found.median:.1f} %",
         f"{found.mean:.1f} %",
         f"{100 * abs(found.errors).max():.0f} %",

@@ -142,18 +142,16 @@ class Score:
     """Errors of a planner on some launches.
 
     Attributes:
-        errors: predicted over measured seconds, less one; of what the planner predicts.
+        errors: predicted over measured seconds, less one.
         right, pairs: pairs of launches of one problem that it puts in the right order, of all.
         losses: for each problem of `CHOICES` launches or more, how much slower its choice is than
             the best launch.
-        refused: number of launches that ran and that it does not predict.
     """
 
     errors: np.ndarray
     right: int
     pairs: int
     losses: np.ndarray
-    refused: int = 0
 
     @property
     def mean(self) -> float:
@@ -175,7 +173,6 @@ def merged(scores: Sequence[Score]) -> Score:
         sum(each.right for each in scores),
         sum(each.pairs for each in scores),
         np.concatenate([each.losses for each in scores]),
-        sum(each.refused for each in scores),
     )
 
 
@@ -188,27 +185,24 @@ def score(
     """Compare a planner with launches.
 
     Args:
-        predict: seconds of launches of one problem; NaN where the planner refuses one.
+        predict: seconds of launches of one problem.
         leave_out: the launch of a problem that the planner saw: left out of errors and pairs, and
             there to be chosen. Problems of fewer than `CHOICES` launches are then left out.
     """
     errors: list[float] = []
-    losses, right, pairs, refused = [], 0, 0, 0
+    losses, right, pairs = [], 0, 0
     for group in problems(launches).values():
         if leave_out is not None and len(group) < CHOICES:
             continue
         measured = np.array([launch.measured_s for launch in group])
         said = np.asarray(predict(group))
-        known = np.isfinite(said)
-        if known.any() and len(group) >= CHOICES:
-            losses.append(measured[np.nanargmin(said)] / measured.min() - 1)
+        if len(group) >= CHOICES:
+            losses.append(measured[said.argmin()] / measured.min() - 1)
         if leave_out is not None:
-            known[group.index(leave_out(group))] = False
-        else:
-            refused += int((~known).sum())
-        measured, said = measured[known], said[known]
+            seen = group.index(leave_out(group))
+            measured, said = np.delete(measured, seen), np.delete(said, seen)
         errors += list(said / measured - 1)
         i, j = np.triu_indices(len(measured), 1)
         right += int(((said[i] < said[j]) == (measured[i] < measured[j])).sum())
         pairs += len(i)
-    return Score(np.array(errors), right, pairs, np.array(losses), refused)
+    return Score(np.array(errors), right, pairs, np.array(losses))
