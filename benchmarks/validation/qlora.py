@@ -11,11 +11,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from benchmarks.figures import Figure
-from benchmarks.validation.comparison import DATA, median_and_worst, rows_of, table
-from tuner.models.analytic.model import AnalyticModel
+from benchmarks.validation.comparison import DATA, median_and_worst, models, rows_of, table
+from benchmarks.validation.reports import memory_alone
 from tuner.search_spaces.cluster import load_cluster
-from tuner.search_spaces.configuration import Configuration
-from tuner.search_spaces.job import LoRA, Program, TrainingJob
+from tuner.search_spaces.job import LoRA, Program
 
 PROGRAM = Program(optimizer="adamw_8bit", dropout="none")
 
@@ -38,32 +37,9 @@ class Run:
 
     def predicted_GiB(self, program: Program = PROGRAM) -> float:
         """Return the peak that the models predict, without the context."""
-        r = self.row
-        model = {
-            "model_type": "qwen2",
-            "hidden_size": int(r["hidden"]),
-            "num_hidden_layers": int(r["layers"]),
-            "num_attention_heads": int(r["heads"]),
-            "num_key_value_heads": int(r["kv_heads"]),
-            "intermediate_size": int(r["intermediate"]),
-            "vocab_size": int(r["vocabulary"]),
-            "tie_word_embeddings": r["tied"] == "true",
-        }
-        batch = int(r["micro_batch"])
-        job = TrainingJob(
-            r["model"],
-            model,
-            sequence_length=int(r["sequence_length"]),
-            global_batch=batch,
-            steps=1,
-            lora=LoRA(16, quantization=r["quantization"]),
-            program=program,
-        )
+        lora = LoRA(16, quantization=self.row["quantization"])
         cluster = replace(load_cluster("a100-8"), devices_per_node=1)
-        chosen = Configuration.of(
-            data_parallel=1, micro_batch=batch, activation_checkpointing=r["checkpointing"]
-        )
-        parts = AnalyticModel(job, cluster).breakdown(chosen).memory
+        parts = memory_alone(self.row, models()[self.row["model"]], lora, program, cluster)
         return (sum(parts.values()) - parts["context"]) / 2**30
 
 

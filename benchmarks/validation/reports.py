@@ -7,15 +7,17 @@ programs' properties had been chosen (held out); the others were seen.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from benchmarks.figures import Figure
 from benchmarks.validation.comparison import DATA, median_and_worst, models, rows_of, table
 from tuner.models.analytic.model import AnalyticModel
 from tuner.models.memory_margin import ALONE_BIAS, MemoryMargin
 from tuner.planner.fit import LIKELY, SURE
-from tuner.search_spaces.cluster import load_cluster
+from tuner.search_spaces.cluster import Cluster, load_cluster
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.job import LoRA, Program, TrainingJob
 
@@ -73,9 +75,32 @@ def _lora(row: dict[str, str]) -> LoRA | None:
     return LoRA(int(row["rank"]), row["targets"], "nf4" if row["method"] == "qlora" else "none")
 
 
+def memory_alone(
+    row: Mapping[str, str],
+    model: Mapping[str, Any],
+    lora: LoRA | None,
+    program: Program,
+    cluster: Cluster,
+) -> Mapping[str, float]:
+    """Return the predicted bytes of the parts of a training on one GPU."""
+    batch = int(row["micro_batch"])
+    job = TrainingJob(
+        row["model"],
+        model,
+        sequence_length=int(row["sequence_length"]),
+        global_batch=batch,
+        steps=1,
+        lora=lora,
+        program=program,
+    )
+    configuration = Configuration.of(
+        data_parallel=1, micro_batch=batch, activation_checkpointing=row["checkpointing"]
+    )
+    return AnalyticModel(job, cluster).breakdown(configuration).memory
+
+
 def judged(row: dict[str, str]) -> Report:
     """Return what `tuner fit` says of a report."""
-    batch = int(row["micro_batch"])
     program, model = PROGRAMS[row["source"]], models()[row["model"]]
     if row["source"] == "fms":  # full fine-tuning was in 16 bits throughout
         program = replace(program, pure_bf16=row["method"] == "full")
@@ -84,20 +109,8 @@ def judged(row: dict[str, str]) -> Report:
         # caps Gemma 2's scores outside of any fused kernel (litgpt/model.py).
         model = {**model, "tie_word_embeddings": False}
         program = replace(program, fused_attention=row["model"] != "gemma-2-9b")
-    job = TrainingJob(
-        row["model"],
-        model,
-        sequence_length=int(row["sequence_length"]),
-        global_batch=batch,
-        steps=1,
-        lora=_lora(row),
-        program=program,
-    )
-    configuration = Configuration.of(
-        data_parallel=1, micro_batch=batch, activation_checkpointing=row["checkpointing"]
-    )
     cluster = load_cluster(f"1x{row['device']}")
-    parts = AnalyticModel(job, cluster).breakdown(configuration).memory
+    parts = memory_alone(row, model, _lora(row), program, cluster)
     peak = sum(parts.values())
     margin = MemoryMargin(cluster.device.memory_bytes, bias=ALONE_BIAS)
     probability = float(margin.probability_of_fitting([peak])[0])

@@ -139,7 +139,7 @@ def test_a_model_is_predicted_from_the_others_on_its_device() -> None:
 
 
 def test_every_model_that_a_table_names_is_described_and_no_other() -> None:
-    tables = ("published_runs", "single_gpu_reports", "sfttrainer_runs")
+    tables = ("published_runs", "single_gpu_reports", "sfttrainer_runs", "qlora_runs")
     named = {row["model"] for name in tables for row in rows_of(DATA / f"{name}.csv")}
     assert {*models()} == {*named, *simumax.MODELS, "qwen3-30b-a3b"}
 
