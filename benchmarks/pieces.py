@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
 import hashlib
 import multiprocessing
 import os
 import pickle
+import signal
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -25,6 +27,12 @@ PACKAGE = ("tuner", "search_spaces", "workload", "models")
 def _digest(folders: Sequence[str]) -> str:
     files = [file for folder in folders for file in (ROOT / folder).rglob("*.py")]
     return hashlib.sha256(b"".join(file.read_bytes() for file in sorted(files))).hexdigest()
+
+
+def _end_with_parent() -> None:
+    """Let the kernel end this process with the one that started it, however that ends."""
+    set_death_signal = 1  # PR_SET_PDEATHSIG of prctl(2)
+    ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
 
 
 def part(text: str) -> slice:
@@ -94,7 +102,7 @@ class Pieces:
         if self._jobs > 1 and calls:
             # Spawned: a fork would hand on the locks of this process's threads.
             spawned = multiprocessing.get_context("spawn")
-            with ProcessPoolExecutor(self._jobs, mp_context=spawned) as pool:
+            with ProcessPoolExecutor(self._jobs, spawned, _end_with_parent) as pool:
                 self._keep([keys[i] for i in missing], pool.map(call, *zip(*calls, strict=True)))
         else:
             self._keep([keys[i] for i in missing], (call(*each) for each in calls))

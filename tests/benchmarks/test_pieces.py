@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import os
+import subprocess
+import sys
+import time
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from benchmarks import faults, fuzz, pieces
+from benchmarks.figures import ROOT
 from benchmarks.pieces import Pieces, part
 from benchmarks.search.problems import Problem
 from tests.faults.harness import Fault, Outcome
@@ -51,6 +56,32 @@ def test_results_of_other_code_are_not_counted(tmp_path: Path, monkeypatch) -> N
         Pieces(file, folders=("code",)).results(call, [(0,)])
     pieces._digest.cache_clear()
     assert made == [0, 0]
+
+
+WORK = """import os, time
+from pathlib import Path
+
+def work(number):
+    Path(f"pid-{os.getpid()}").touch()
+    time.sleep(30)
+"""
+
+
+def test_what_a_benchmark_started_ends_with_it_when_it_is_killed(tmp_path: Path) -> None:
+    (tmp_path / "of_a_test.py").write_text(WORK)
+    code = "from benchmarks.pieces import Pieces; from of_a_test import work; "
+    words = [sys.executable, "-c", f"{code}Pieces(jobs=2).results(work, [(0,), (1,)])"]
+    environ = {**os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{tmp_path}"}
+    command = subprocess.Popen(words, cwd=tmp_path, env=environ, stderr=subprocess.DEVNULL)
+    until_s = time.monotonic() + 25
+    while len(workers := [*tmp_path.glob("pid-*")]) < 2:
+        assert time.monotonic() < until_s
+        time.sleep(0.05)
+    command.terminate()
+    command.wait(10)
+    while any(Path("/proc", each.name.partition("-")[2]).exists() for each in workers):
+        assert time.monotonic() < until_s
+        time.sleep(0.05)
 
 
 @pytest.mark.parametrize("text", ["0/2", "3/2", "1", "1/2/3", "a/b", "-1/2", "1/0"])
