@@ -26,7 +26,6 @@ class Clock(FakeClock):
     """The module `time` to those who wait; a wait takes no time but this."""
 
     monotonic = FakeClock.__call__
-    sleep = FakeClock.advance
 
 
 class Agent:

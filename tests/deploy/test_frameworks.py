@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.trainers import small_lightning, small_trainer
 from tuner.deploy import frameworks
 from tuner.online import agent
 from tuner.online.agent import TunedBlock
@@ -64,34 +65,8 @@ def left() -> Iterator[None]:
 def test_a_trainer_logs_what_was_saved_and_leaves_the_block_if_it_fails(
     steps: list[int], tmp_path: Path
 ) -> None:
-    import torch
-    from transformers import (
-        GPT2Config,
-        GPT2LMHeadModel,
-        Trainer,
-        TrainerCallback,
-        TrainingArguments,
-    )
-
-    reported: list[dict[str, float]] = []
-
-    class Reporter(TrainerCallback):
-        fails = False
-
-        def on_log(self, *args: Any, logs: dict[str, float], **kwargs: Any) -> None:
-            reported.append(dict(logs))
-
-        def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-            if self.fails:
-                raise ZeroDivisionError
-
-    model = GPT2LMHeadModel(GPT2Config(vocab_size=16, n_positions=8, n_embd=8, n_layer=1, n_head=1))
-    data = [{"input_ids": torch.arange(8), "labels": torch.arange(8)}] * 12
-    reporter = Reporter()
-    settings = TrainingArguments(
-        str(tmp_path), max_steps=3, logging_steps=1, report_to=[], use_cpu=True, save_strategy="no"
-    )
-    trainer = Trainer(model, settings, train_dataset=data, callbacks=[reporter])
+    trainer, reporter = small_trainer(tmp_path, max_steps=3, logging_steps=1)
+    reported = reporter.reported
     frameworks.tune_trainer(trainer, max_slowdown=0.05)
     with left():
         assert trainer.train().global_step == 3
@@ -115,33 +90,17 @@ def test_lightning_logs_what_was_saved_and_leaves_the_block_if_it_fails(
     steps: list[int], package: str, *, fails: bool
 ) -> None:
     lightning = pytest.importorskip(package)
-    import torch
 
-    class Module(lightning.LightningModule):  # type: ignore[misc,name-defined]
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = torch.nn.Linear(4, 1)
-
-        def training_step(self, batch: Any, number: int) -> Any:
-            if fails and number == 2:
-                raise ZeroDivisionError
-            return self.layer(batch).sum()
-
-        def configure_optimizers(self) -> Any:
-            return torch.optim.SGD(self.parameters(), lr=0.01)
+    def at_step(number: int) -> None:
+        if fails and number == 2:
+            raise ZeroDivisionError
 
     callback = frameworks.lightning_callback(max_slowdown=0.05)
-    trainer = lightning.Trainer(
-        max_steps=4,
-        accelerator="cpu",
-        logger=False,
-        callbacks=[callback],
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
+    trainer, fit = small_lightning(
+        lightning, at_step, max_steps=4, logger=False, callbacks=[callback]
     )
     with left(), pytest.raises(ZeroDivisionError) if fails else contextlib.nullcontext():
-        trainer.fit(Module(), torch.utils.data.DataLoader(torch.randn(8, 4)))
+        fit()
     assert steps == [2 if fails else 4]
     assert callback.run.outcome.exit_code == fails
     logged = {name: float(value) for name, value in trainer.logged_metrics.items()}

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import tuner
+from tests.support.trainers import small_lightning, small_trainer
 from tuner.callbacks import EnergyLog, log_energy
 from tuner.search_spaces.errors import InputError
 from tuner.workload.node.meters import MeterError, Reading
@@ -67,33 +68,11 @@ def test_something_else_is_refused() -> None:
 @pytest.mark.real
 @pytest.mark.slow
 def test_a_trainer_reports_energy_wherever_it_reports(tmp_path: Path) -> None:
-    import torch
-    from transformers import (
-        GPT2Config,
-        GPT2LMHeadModel,
-        Trainer,
-        TrainerCallback,
-        TrainingArguments,
-    )
-
-    reported: list[dict[str, float]] = []
-
-    class Reporter(TrainerCallback):
-        def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **_: Any) -> None:
-            reported.append(dict(logs))
-
-    config = GPT2Config(n_layer=1, n_head=1, n_embd=8, vocab_size=16, n_positions=8)
-    data = [{"input_ids": torch.arange(8), "labels": torch.arange(8)}] * 8
-    arguments = TrainingArguments(
-        *(str(tmp_path),), max_steps=4, logging_steps=2, report_to=[], use_cpu=True
-    )
-    trainer = Trainer(
-        GPT2LMHeadModel(config), arguments, train_dataset=data, callbacks=[Reporter()]
-    )
+    trainer, reporter = small_trainer(tmp_path, max_steps=4, logging_steps=2)
     log_energy(trainer, Meter())  # type: ignore[arg-type]
     trainer.train()
-    assert [entry["energy/gpu_J"] for entry in reported] == [100.0, 200.0, 300.0]
-    assert reported[1]["energy/gpu_J_per_step"] == 50.0
+    assert [entry["energy/gpu_J"] for entry in reporter.reported] == [100.0, 200.0, 300.0]
+    assert reporter.reported[1]["energy/gpu_J_per_step"] == 50.0
     trainer.save_state()
     history = json.loads((tmp_path / "trainer_state.json").read_text())["log_history"]
     assert history[1]["energy/gpu_J"] == 200.0
@@ -102,31 +81,13 @@ def test_a_trainer_reports_energy_wherever_it_reports(tmp_path: Path) -> None:
 @pytest.mark.real
 def test_lightning_logs_energy_with_its_own_logger(tmp_path: Path) -> None:
     import lightning
-    import torch
     from lightning.pytorch.loggers import CSVLogger
 
-    class Module(lightning.LightningModule):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = torch.nn.Linear(4, 1)
-
-        def training_step(self, batch: Any) -> Any:
-            return self.layer(batch).sum()
-
-        def configure_optimizers(self) -> Any:
-            return torch.optim.SGD(self.parameters(), lr=0.01)
-
-    trainer = lightning.Trainer(
-        accelerator="cpu",
-        max_steps=6,
-        log_every_n_steps=2,
-        logger=CSVLogger(str(tmp_path)),
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
+    trainer, fit = small_lightning(
+        lightning, max_steps=6, log_every_n_steps=2, logger=CSVLogger(str(tmp_path))
     )
     log_energy(trainer, Meter())  # type: ignore[arg-type]
-    trainer.fit(Module(), torch.utils.data.DataLoader(torch.randn(64, 4), batch_size=4))
+    fit()
     (file,) = tmp_path.rglob("metrics.csv")
     header, *rows = file.read_text().splitlines()
     assert "energy/gpu_J_per_step" in header

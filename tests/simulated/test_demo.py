@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.fake_clock import FakeClock
 from tests.support.studies import METER, record, request
 from tuner.cli.main import main
 from tuner.search_spaces.configuration import Settings
@@ -15,19 +16,8 @@ from tuner.simulated.demo import PROBES, Pace
 from tuner.study.events import Progress
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 100.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-    def sleep(self, seconds: float) -> None:
-        self.now_s += seconds
-
-
 def test_probes_play_at_an_even_pace_however_long_they_take_to_plan() -> None:
-    clock, began, seen = Clock(), [], []
+    clock, began, seen = FakeClock(100.0), [], []
     pace = Pace(20.0, clock=clock, sleep=clock.sleep)
     pace.notify = seen.append
     started = Progress("started", METER, request=request())
@@ -42,7 +32,7 @@ def test_probes_play_at_an_even_pace_however_long_they_take_to_plan() -> None:
 
 
 def test_the_clock_of_the_view_is_the_simulated_one() -> None:
-    clock = Clock()
+    clock = FakeClock()
     halves: list[float] = []
 
     def sleep(seconds: float) -> None:

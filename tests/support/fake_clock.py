@@ -16,3 +16,5 @@ class FakeClock:
     def advance(self, seconds: float) -> None:
         """Let time pass."""
         self.now_s += seconds
+
+    sleep = advance
