@@ -78,14 +78,19 @@ class Ray:
         return 1 if isinstance(asked, list) else self.answers.get(asked, 1)
 
 
-def pool_of(ray: Any, cluster: Cluster | None = None, said: list[str] | None = None) -> NodePool:
+def pool_of(
+    ray: Any,
+    cluster: Cluster | None = None,
+    said: list[str] | None = None,
+    make_runner: Any = None,
+) -> NodePool:
     """Return the pool of a study on one node of eight GPUs, or on another cluster."""
     return NodePool(
         ray,
         load_job(),
         cluster or replace(load_cluster("h200-8"), nodes=1),
         run_dir=".",
-        make_runner=None,
+        make_runner=make_runner,
         local=False,
         announce=[].append if said is None else said.append,
     )

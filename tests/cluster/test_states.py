@@ -57,9 +57,9 @@ def test_a_probe_whose_devices_others_hold_is_given_up_and_they_are_named_once(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """Each lease began the limit of ten minutes anew."""
-    for name, value_s in {"_LEASE_S": 0.1, "_ASIDE_S": 0.05}.items():
+    for name, value_s in {"_LEASE_S": 0.2, "_ASIDE_S": 0.1}.items():
         monkeypatch.setattr(ray_executor, name, value_s)
-    monkeypatch.setattr(ray_executor, "NO_NODE_S", 1.0)
+    monkeypatch.setattr(ray_executor, "NO_NODE_S", 2.0)
     leases: list[str] = []
 
     def lease(*_: Any, name: str, **__: Any) -> NeverGranted:
@@ -76,7 +76,7 @@ def test_a_probe_whose_devices_others_hold_is_given_up_and_they_are_named_once(
     made.pool._refreshed_s = time.monotonic() + 1e6
     made.submit(ProbeRequest("p0007", Settings(data_parallel=8)))
     ended = made.wait(20)
-    assert ended.failure.message == "no node came free within 1 s"
+    assert ended.failure.message == "no node came free within 2 s"
     assert len(leases) > 2
     assert set(leases) == {"joulefront-qwen-p0007"}
     (sentence,) = made.said
@@ -372,6 +372,10 @@ def agent_on(name: str) -> Any:
     return SimpleNamespace(name=name, enter=call, prepare=call)
 
 
+#: A pool whose nodes are used as their agents enter, each as one.
+pool = partial(pool_of, make_runner=SimpleNamespace())
+
+
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     """Time of those who wait for nodes, which the test does not take."""
@@ -389,7 +393,7 @@ def entered(busy: tuple[str, ...] = ()) -> NodeStatus:
 def test_nodes_that_do_not_answer_are_not_said_to_lack_devices(clock: Clock) -> None:
     """A firewall, or a file system that is slow at the first start."""
     said: list[str] = []
-    late = pool_of(LateRay(clock, "n1", "n2"), said=said)
+    late = pool(LateRay(clock, "n1", "n2"), said=said)
     late.refresh()
     with pytest.raises(InputError, match="2 nodes have the devices, and none answered within 300"):
         admit_first(late, late._announce)
@@ -400,7 +404,7 @@ def test_nodes_that_do_not_answer_are_not_said_to_lack_devices(clock: Clock) -> 
 
 def test_a_study_starts_soon_after_the_first_node_and_takes_the_others_later(clock: Clock) -> None:
     ray = LateRay(clock, "n1", "n2")
-    late = pool_of(ray)
+    late = pool(ray)
     ray.replies["n1"] = entered()
     late.refresh()
     admit_first(late, late._announce)
@@ -416,14 +420,14 @@ def test_a_study_waits_for_nodes_on_which_others_measure(clock: Clock) -> None:
     ray, said = LateRay(clock, "n1"), list[str]()
     ray.replies["n1"] = entered(busy=("GPU 0 is used by process 7",))
     ray.later = 500.0, {"n1": entered()}
-    waiting = pool_of(ray, said=said)
+    waiting = pool(ray, said=said)
     waiting.refresh()
     admit_first(waiting, waiting._announce)
     assert waiting.names == ("n1",)
     assert said[-1].startswith("waiting up to")
     assert 500 <= clock.now_s < 600
     ray.later = math.inf, {}
-    never = pool_of(ray, said=said)
+    never = pool(ray, said=said)
     never.refresh()
     with pytest.raises(InputError, match="GPU 0 is used by process 7"):
         admit_first(never, never._announce)
@@ -431,14 +435,14 @@ def test_a_study_waits_for_nodes_on_which_others_measure(clock: Clock) -> None:
 
 def test_a_cluster_without_the_devices_is_told_at_once(clock: Clock) -> None:
     with pytest.raises(InputError, match="no node of the Ray cluster has 8 GPUs"):
-        admit_first(pool_of(LateRay(clock)), print)
+        admit_first(pool(LateRay(clock)), print)
     assert clock.now_s == 0
 
 
 def test_a_node_whose_imports_stall_is_set_aside_and_asked_again(clock: Clock) -> None:
     """The search waited for it without a limit."""
     ray, said = LateRay(clock, "hangs", "n2"), list[str]()
-    stalled = pool_of(ray, said=said)
+    stalled = pool(ray, said=said)
     ray.replies["hangs"] = ray.replies["n2"] = entered()
     stalled.refresh()
     admit_first(stalled, stalled._announce)
@@ -459,7 +463,7 @@ def test_a_node_whose_imports_stall_is_set_aside_and_asked_again(clock: Clock) -
 
 def test_where_all_imports_are_slow_the_first_is_waited_for(clock: Clock) -> None:
     ray = LateRay(clock, "n1", "n2")
-    slow = pool_of(ray)
+    slow = pool(ray)
     ray.replies["n1"] = ray.replies["n2"] = entered()
     slow.refresh()
     admit_first(slow, slow._announce)

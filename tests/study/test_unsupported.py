@@ -19,9 +19,6 @@ from tuner.study.load import answer_of_run
 from tuner.workload.records.probe import Failure, ProbeRecord, ProbeRequest, UnappliedSetting
 from tuner.workload.records.trace import read_trace
 
-pytestmark = pytest.mark.usefixtures("next_candidates")
-
-
 WHY = "clock_MHz cannot be set: NVIDIA X takes no lock of its clock"
 SPACE = SearchSpace(
     name="clocks and micro-batches",
