@@ -12,8 +12,8 @@ import os
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,6 @@ from benchmarks.figures import ROOT
 from tests.support.commands import finished
 from tests.support.scripts import on_every_device
 from tests.twin import TwinGpu, TwinNode
-from tuner.cli.main import main as tuner
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.job import TrainingJob, load_job
 from tuner.workload.node.platforms import detect_cluster
@@ -153,57 +152,33 @@ def _preloads(folder: Path) -> Launched:
     return found
 
 
-@contextmanager
-def _node(
-    path: Path, packages: Path, cuda_driver: int
-) -> Iterator[tuple[TwinNode, dict[str, str]]]:
-    """Make a node of two GPUs, with the environment of a process that is on it."""
-    node = TwinNode(path, [H100, H100], virtual_time=False, cuda_driver=cuda_driver)
-    env = os.environ | node.environment()
-    del env["LD_PRELOAD"]  # it would hold ranks back to the speed of a GPU
-    try:
-        yield node, env | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(packages)])}
-    finally:
-        node.close()
-
-
-def launch(case: str, packages: Path, *, limit_s: float = 300.0) -> Launched:
+def launch(case: str, packages: Path) -> Launched:
     """Run one case of `CASES` with the packages of a folder in front of this environment's.
 
     Raises:
         RuntimeError: the case did not end by itself.
     """
-    with tempfile.TemporaryDirectory() as name, _node(Path(name) / "node", packages, 13000) as made:
-        node, env = made
-        words = (sys.executable, "-m", __name__, name, case)
-        done = finished(words, env=env, cwd=ROOT, timeout=limit_s)
+    with tempfile.TemporaryDirectory() as name:
+        node = TwinNode(Path(name) / "node", [H100, H100], virtual_time=False, cuda_driver=13000)
+        env = os.environ | node.environment()
+        del env["LD_PRELOAD"]  # it would hold ranks back to the speed of a GPU
+        env["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(packages)])
+        with closing(node):
+            words = (sys.executable, "-m", __name__, name, case)
+            done = finished(words, env=env, cwd=ROOT, timeout=300.0)
+            touching = [pid for pid, _ in node.cuda_touches()]
         if done.returncode:
             raise RuntimeError(f"{case}: {done.stdout[-500:]}{done.stderr[-1500:]}")
         found = Launched(**json.loads((Path(name) / "launched.json").read_text()))
-        touching = [pid for pid, _ in node.cuda_touches()]
     found.touches = sum(pid not in found.ranks for pid in touching)
     found.reached = len(set(found.ranks).intersection(touching))
     return found
-
-
-def run_tuner(packages: Path, folder: Path, *words: str, cuda_driver: int) -> tuple[int, str]:
-    """Run a command of `tuner` where the driver supports this CUDA, e.g. 12040 for 12.4.
-
-    Returns:
-        Its exit code and stderr.
-    """
-    with _node(folder / "node", packages, cuda_driver) as (_, env):
-        inside = (sys.executable, "-m", __name__, folder, "tuner", *words)
-        done = finished(inside, env=env, cwd=folder, timeout=120)
-    return done.returncode, done.stderr
 
 
 def main() -> int:
     folder, case = Path(sys.argv[1]), sys.argv[2]
     # On a twin, but its ranks are to use CUDA.
     patch("tuner.workload.node.platforms.nvidia.on_twin", lambda *_: False).start()
-    if case == "tuner":
-        return tuner(sys.argv[3:])
     if case in SCRIPTS:
         found = _script(case, folder)
     else:

@@ -85,9 +85,9 @@ def launch(server: RankServer, tmp_path: Path) -> Iterator[Launch]:
         remove()
 
 
-def wait_for(path: Path, within_s: float = 120.0) -> str:
+def wait_for(path: Path) -> str:
     """Return the text of a file that a rank writes."""
-    wait_until(lambda: path.exists() and path.read_text().endswith("\n"), within_s, path.name)
+    wait_until(lambda: path.exists() and path.read_text().endswith("\n"), 120.0, path.name)
     return path.read_text()
 
 

@@ -61,12 +61,6 @@ class Told:
             raise ValueError(f"{log} tells of {len(steps)} of the first five steps")
         return cls([float(loss) for _, loss, _ in steps], [float(n) for _, _, n in steps if n])
 
-    def differs(self, other: Told) -> tuple[float, float]:
-        """The greatest difference in loss, and in norm as a share of it (0 where one has none)."""
-        losses = max(abs(a - b) for a, b in zip(self.losses, other.losses, strict=True))
-        norms = (abs(a / b - 1) for a, b in zip(self.norms, other.norms, strict=False))
-        return losses, max(norms, default=0.0)
-
 
 def small_dense_job() -> TrainingJob:
     """The default job, reduced to what two shared cores train in a few seconds."""

@@ -574,9 +574,7 @@ def test_a_meter_whose_clock_stands_still_tells_no_idle_power() -> None:
     assert idle.measure(meter, 0.3, lambda seconds: None) is None
 
 
-def edged(
-    powers_W: Sequence[float], *, lag_s: float = LAG_S, filter_s: float = 0.1, tick_s: float = 0.1
-) -> Window:
+def edged(powers_W: Sequence[float], *, lag_s: float = LAG_S, filter_s: float = 0.1) -> Window:
     """A window of steps of 0.1 s after an idle edge, with a power each 0.5 s.
 
     The counter is exact; power is sampled through a filter, as sensors see it.
@@ -586,7 +584,7 @@ def edged(
     for k in range(round(length_s / 0.001)):
         now_s = 0.001 * k
         seen_W += (powers_W[int(now_s / 0.5)] - seen_W) * 0.001 / filter_s
-        if k % round(1000 * tick_s) == 0:
+        if k % 100 == 0:
             samples.append(PowerSample(now_s, seen_W))
     ends = tuple(0.1 * k for k in range(1, round(length_s / 0.1) + 1))
     opened = Reading(0.0, 0.0, 0.0, lag_s)
