@@ -48,14 +48,14 @@ def judge_of(records: Sequence[ProbeRecord]) -> Judge:
     posterior = LaunchPosterior.of(Windows.of(records))
     points = points_of(posterior, STEPS)
     today = next(p for p in points if p.configuration == CONFIGURATIONS[0])
-    fresh = [i for i, r in enumerate(records) if r.request.purpose == "verify"]
+    verifying = [i for i, r in enumerate(records) if r.request.purpose == "verify"]
     return Judge(
         points,
         today,
         Constraints(objective="energy"),
         STEPS,
         posterior,
-        frozenset(fresh),
+        frozenset(verifying),
         failed_again(records),
     )
 

@@ -107,7 +107,66 @@ def test_exact_figures_are_shown_nearly_as_they_were_measured() -> None:
         records.append(ProbeRecord(request, tuple(windows), METER))
     found = posterior(records)
     logs = dict(zip(found.configurations, found.log_time + found.log_power, strict=True))
-    assert max(abs(logs[each] - log) for each, log in truth.items()) < 0.017
+    assert max(abs(logs[each] - log) for each, log in truth.items()) < 0.01
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_few_draws_of_a_large_spread_do_not_move_a_figure(seed: int) -> None:
+    """The mean of all draws follows those few, and each launch that was made once was 5 % off."""
+    rng = np.random.default_rng(seed)
+    records, truth = [], {}
+    for size in range(5):
+        of_launch, windows = rng.normal(0, 0.1), []
+        for live in (1, 2, 3):
+            log = of_launch + 0.15 * live + rng.normal(0, 0.02)
+            window = measured(Settings(clock_MHz=live), time_s=math.exp(log), power_W=20.0)
+            errors = {"step_time_se_s": 3e-4 * math.exp(log), "power_se_W": 3e-4 * 20}
+            windows.append(replace(window, **errors))
+            truth[configuration(size, live)] = log
+        request = ProbeRequest(f"p{size:04d}", Settings(data_parallel=2, micro_batch=size + 1))
+        records.append(ProbeRecord(request, tuple(windows), METER))
+    found = posterior(records)
+    true = np.array([truth[each] for each in found.configurations])
+    by_mean = found._time.weights @ found._time.means
+    assert np.max(abs(found.log_time - true)) < 0.9 * np.max(abs(by_mean - true))
+
+
+@pytest.mark.parametrize("spread", [0.0005, 0.003])
+def test_a_launch_that_is_truly_better_and_was_made_once_stays_the_best(spread: float) -> None:
+    """It is shrunk, as luck would be, within an interval that holds the truth."""
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        records = [launch(rng, i, i, spread, time=-0.03 * (i == 3)) for i in range(6)]
+        records += [launch(rng, 6 + i, 0, spread) for i in range(2)]
+        found = posterior(records)
+        best, second = np.sort(found.log_time)[:2]
+        assert found.log_time[3] == best < second - 0.004
+        assert abs(found.log_time[3] + 0.03) <= Z90 * found.errors[1][3]
+
+
+def test_launches_of_two_modes_are_held_by_their_intervals_and_few_are_sure() -> None:
+    """Each launch is, by chance, 5 % slower or not: no normal distribution, and no saving."""
+    held, sure = [], 0
+    for seed in range(12):
+        rng = np.random.default_rng(100 + seed)
+        slow = rng.integers(0, 2, 12)
+        records = [launch(rng, i, i if i < 8 else 0, 0.001, time=0.05 * slow[i]) for i in range(12)]
+        found = posterior(records)
+        held += list(abs(found.log_time - 0.025) <= Z90 * found.errors[1])
+        for size in range(1, 8):
+            pair = configuration(size), configuration(0)
+            alone = found.by_launches(*pair, 0.0, 1.0)
+            assert alone is not None
+            by_luck = 7 * (1 - alone.above(0.005))
+            sure += min(found.saving(*pair, 0.0, 1.0).above(0.005), 1 - by_luck) >= 0.95
+    assert np.mean(held) >= 0.86
+    assert sure <= 0.05 * 12 * 7
+
+
+def test_the_median_of_a_mixture_is_not_its_mean() -> None:
+    gain = Gain(np.array([0.1, 0.5]), np.array([0.01, 0.2]), np.array([0.8, 0.2]))
+    assert gain.above(gain.median) == pytest.approx(0.5)
+    assert gain.median < 0.11 < gain.mean
 
 
 def test_second_visits_in_one_launch_say_nothing_of_launches() -> None:
@@ -129,9 +188,9 @@ def test_the_best_of_many_equal_ones_shrinks_towards_them() -> None:
         gain = found.saving(configuration(best), configuration(0), 0.0, 1.0)
         times = [records[i].measurements[0].step_time_s for i in (0, 10, 11)]
         raw.append(np.mean(np.log(times)) - math.log(records[best].measurements[0].step_time_s))
-        stated.append(gain.mean)
+        stated.append(gain.median)
         low, high = gain.interval(0.95)
-        assert low < gain.mean < high
+        assert low < gain.median < high
     assert np.mean(stated) < 0.8 * np.mean(raw)
 
 

@@ -87,9 +87,9 @@ def _differences(
     for quantity, gain in zip(("energy_per_step", "step_time"), gains, strict=True):
         low, high = gain.interval(0.95)
         p_less = gain.above(0.0)
-        mean, low, high = (math.expm1(-log) for log in (gain.mean, high, low))
+        middle, low, high = (math.expm1(-log) for log in (gain.median, high, low))
         p_value = 2 * min(p_less, 1 - p_less)
-        found.append(Difference(quantity, mean, low, high, p_value, method, predicted))
+        found.append(Difference(quantity, middle, low, high, p_value, method, predicted))
     return found[0], found[1]
 
 
@@ -111,16 +111,20 @@ def differences_by_intervals(
     return _differences(gains, "intervals of the points", predicted=point.source == "predicted")
 
 
-def _apart(point: Point, *, of_energy: bool) -> tuple[float, bool]:
-    # How far, as a logarithm, the verdict's figure is from what was measured, and whether that is
-    # outside its interval.
+def _outside(point: Point, *, of_energy: bool) -> bool:
+    # Whether the verdict's figure is outside the interval of what was measured.
     counts = point.inferred
-    measured, counted = point.time_to_solution_s, counts.time_to_solution_s
-    low, high = point.time_interval_s
     if of_energy:
-        measured, counted = point.energy_to_solution_kJ, counts.energy_to_solution_kJ
         low, high = point.energy_interval_kJ
-    return abs(math.log(counted / measured)), not low <= counted <= high
+        return not low <= counts.energy_to_solution_kJ <= high
+    low, high = point.time_interval_s
+    return not low <= counts.time_to_solution_s <= high
+
+
+def _visibly_apart(ratio: float, other: float) -> bool:
+    # Whether two savings of the same differ visibly, whichever of the two points is compared with
+    # the other: a ratio and its inverse are one saving.
+    return min(abs(ratio - other), abs(1 / ratio - 1 / other)) > VISIBLE
 
 
 @dataclass(frozen=True)
@@ -193,7 +197,7 @@ class Judge(ComparesWithToday):
     # -- the choice ------------------------------------------------------------------------------
 
     def choose(self, among: Sequence[Point] | None = None) -> tuple[Point | None, Choice]:
-        """Return the point that is best by the posterior's means, and how it was chosen."""
+        """Return the point that is best by the posterior's medians, and how it was chosen."""
         if among is None:
             among = self.candidates
         constraints, beside = self.constraints, (*self.points, *self.compared)
@@ -354,30 +358,30 @@ class Judge(ComparesWithToday):
         assert every is not None
         chosen_among = max(1, len(self.posterior.configurations) - 1)  # of one launch, too
         by_all = 1 - chosen_among * (1 - every.above(MARGIN - more))
-        fresh = self.posterior.by_launches(*pair, energy, time, only=self.verifying)
-        return max(by_all, fresh.above(MARGIN - more) if fresh is not None else 0.0, 0.0)
+        verified = self.posterior.by_launches(*pair, energy, time, only=self.verifying)
+        return max(by_all, verified.above(MARGIN - more) if verified is not None else 0.0, 0.0)
 
     def shrunk(self, point: Point) -> Shrunk | None:
         """Return the figure that the verdict on a point counts otherwise than it was measured.
 
-        It is outside the interval of what was measured, of this point or of the baseline, or makes
-        another saving of it. None if all count as they were measured.
+        It makes another saving than the two measured figures. Without a baseline it is outside the
+        interval of what was measured. None if all count as they were measured.
         """
+        if point.estimate is None:
+            return None
+        quantities = (False, True) if point.meter.has_energy else (False,)
         rival = self.rival(point)
-        pair = [each for each in (point, rival) if each is not None and each.estimate is not None]
-        for of_energy in (False, True):
-            if not pair or (of_energy and not point.meter.has_energy):
-                continue
-            apart = [_apart(each, of_energy=of_energy) for each in pair]
-            told = any(outside for _, outside in apart)
-            if rival is not None and len(pair) == 2:
-                shown = ratios_to(as_shown(rival), as_shown(point))
-                place = 0 if of_energy else 1
-                told |= abs(shown[place] - ratios_to(rival, point)[place]) > VISIBLE
+        for of_energy in quantities:
+            if rival is None:
+                told = _outside(point, of_energy=of_energy)
+            else:
+                told = rival.estimate is not None and _visibly_apart(
+                    ratios_to(as_shown(rival), as_shown(point))[0 if of_energy else 1],
+                    ratios_to(rival, point)[0 if of_energy else 1],
+                )
             if told:
-                sizes = [size for size, _ in apart]
                 counted = ratios_to(rival, point) if rival is not None else None
-                return Shrunk(pair[sizes.index(max(sizes))], of_energy, counted)
+                return Shrunk(point, of_energy, counted)
         return None
 
     # -- further launches ------------------------------------------------------------------------
@@ -401,9 +405,9 @@ class Judge(ComparesWithToday):
             return None
         assert self.posterior is not None
         training = 1 / launch_share if launch_share else LONG_TRAINING
-        fresh = self.launches_of(point) & self.verifying
+        verified = self.launches_of(point) & self.verifying
         if self.p_better(point) >= ENOUGH:
-            worth_one = not fresh and OUTLIERS * gain.mean * training > 1
+            worth_one = not verified and OUTLIERS * gain.mean * training > 1
             return FurtherLaunches(1, of_baseline=False) if worth_one else None
         energy, time, _ = self._weights(point)
         spread = self.posterior.launch_sd(energy, time) ** 2
@@ -419,7 +423,7 @@ class Judge(ComparesWithToday):
                 best, worth = k, value
         if not best:
             return None
-        few = len(self.launches_of(self.today_point)) <= len(fresh)
+        few = len(self.launches_of(self.today_point)) <= len(verified)
         return FurtherLaunches(
             best, of_baseline=few and self.today_point.configuration not in self.failed
         )
