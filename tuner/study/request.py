@@ -217,15 +217,16 @@ class StudyRequest(JobRequest):
         if self.space is None and before is not None and Recording.of(before) is None:
             request = replace(request, space=parse_space(before))
         problem = problem_of_job(request)
+        threads = False
         if inspected is not None and before is None and not _splits(problem, inspected):
             if (threaded := with_threads(inspected, cluster)) is not None:
-                announce(_why_threads(inspected))
+                threads = True
                 request = replace(request, job=threaded)
                 problem = problem_of_job(request)
             elif len(problem.candidates) < 2:
                 raise _nothing_to_try(inspected, script.command if script else "")
         if inspected is not None and before is None:
-            for sentence in _opened_by_an_edit(inspected, request):
+            for sentence in _why_batch_stays(inspected, request, threads=threads):
                 announce(sentence)
         if inspected is not None and isinstance(problem.job, ScriptJob):
             told = inspected.without_torch_knobs  # those of torch are told with the others
@@ -577,13 +578,24 @@ def _expected_of_splits(job: ScriptJob, request: StudyRequest) -> str:
     return f"the models expect {' and '.join(worth) or 'no gain of them, but less memory'}"
 
 
-def _why_threads(job: ScriptJob) -> str:
-    """Return why a script's batch is not searched but its threads, a sentence without its stop."""
+def _why_batch_stays(job: ScriptJob, request: StudyRequest, *, threads: bool) -> list[str]:
+    """Return why a script's batch is not searched, in at most one sentence without its stop.
+
+    Args:
+        threads: the threads of a rank are searched instead; without them only what an edit would
+            open is worth a sentence.
+    """
+    opened = _opened_by_an_edit(job, request)
+    if not threads:
+        return opened
     offer = job.offers["micro_batch"]
-    threads = f"the threads of a rank are searched{', too' if job.knobs else ''}"
-    if offer.turned:
-        return f"its batch of {job.global_batch} can be split no other way here; {threads}"
-    return f"its batch stays as it is: {offer.why}; {threads}"
+    if opened:
+        why = opened[0]
+    elif offer.turned:
+        why = f"its batch of {job.global_batch} can be split no other way here"
+    else:
+        why = f"its batch stays as it is: {offer.why}"
+    return [f"{why}; the threads of a rank are searched{', too' if job.knobs else ''}"]
 
 
 def _nothing_to_try(job: ScriptJob, command: str) -> NothingToTry:

@@ -13,7 +13,7 @@ from tests.support.scripts import CPU, script_job
 from tuner.search_spaces.cluster import Cluster, Device
 from tuner.search_spaces.job import load_job
 from tuner.search_spaces.knob_declarations import Knob
-from tuner.study.request import StudyRequest, _opened_by_an_edit
+from tuner.study.request import StudyRequest, _opened_by_an_edit, _why_batch_stays
 from tuner.workload.node.platforms.cores import Cores
 from tuner.workload.scripts.script_facts import ScriptFacts
 from tuner.workload.scripts.script_job import ScriptJob, with_threads
@@ -122,3 +122,21 @@ def test_what_an_edit_would_open_is_told_with_what_the_models_expect_of_it(tmp_p
 )
 def test_no_edit_is_told_where_it_opens_nothing(tmp_path: Path, changes: dict[str, Any]) -> None:
     assert hint_of(tmp_path, replace(FIXED, **changes)) == ""
+
+
+def test_why_a_fixed_batch_is_not_searched_is_told_once_with_the_threads(tmp_path: Path) -> None:
+    """Two lines said that it was fixed, one with the threads and one with what an edit opens."""
+    job = script_job("train.py", tmp_path, FIXED, global_batch=32, devices=1)
+    request = StudyRequest(job=job, cluster="a100-8")
+    (with_threads,) = _why_batch_stays(job, request, threads=True)
+    assert with_threads == hint_of(tmp_path) + "; the threads of a rank are searched"
+    assert _why_batch_stays(job, request, threads=False) == [hint_of(tmp_path)]
+
+
+def test_a_batch_that_no_edit_opens_is_told_only_with_the_threads(tmp_path: Path) -> None:
+    job = script_job("train.py", tmp_path, replace(FIXED, micro_batch=1), global_batch=1, devices=1)
+    request = StudyRequest(job=job, cluster="a100-8")
+    (told,) = _why_batch_stays(job, request, threads=True)
+    assert told.startswith("its batch stays as it is: ")
+    assert told.endswith("; the threads of a rank are searched")
+    assert _why_batch_stays(job, request, threads=False) == []
