@@ -527,6 +527,20 @@ class Failure:
         return self.kind == "cancelled"
 
 
+#: Message of a failure of the kind "no_steps". Records of an earlier release, which had one kind
+#: for this and for a training that is too short, are told apart by it.
+WITHOUT_A_STEP = "the program ended by itself without an optimizer step"
+
+
+def _failure_from_json(data: Any) -> Failure | None:
+    if not data:
+        return None
+    failure = read_fields(Failure, data, "failure", frames=tuple)
+    if failure.kind == "ended" and failure.message.startswith(WITHOUT_A_STEP):
+        return replace(failure, kind="no_steps")
+    return failure
+
+
 @dataclass(frozen=True)
 class UnappliedSetting:
     """Live setting that was visited and is not a data point, for the devices ran otherwise.
@@ -640,9 +654,7 @@ class ProbeRecord:
                 request=ProbeRequest.from_json,
                 measurements=lambda parts: tuple(map(Measurement.from_json, parts)),
                 meter=lambda part: read_fields(MeterInfo, part, "meter"),
-                failure=lambda part: (
-                    read_fields(Failure, part, "failure", frames=tuple) if part else None
-                ),
+                failure=_failure_from_json,
                 drift=lambda part: (
                     read_fields(Drift, part, "drift", live=_settings) if part else None
                 ),

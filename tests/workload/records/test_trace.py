@@ -477,3 +477,20 @@ def test_what_is_not_ours_is_no_phase(tmp_path: Path) -> None:
     (folder / PHASE_NAME).unlink()
     (folder / PHASE_NAME).write_bytes(b"\xff" * 5000)
     assert len(read_phase(tmp_path, "p0001")) == 100
+
+
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [
+        ("the program ended by itself without an optimizer step (exit code 0)", "no_steps"),
+        ("the program ended by itself after 3 steps, before the measurement was complete", "ended"),
+    ],
+)
+def test_a_program_that_made_no_step_was_not_too_short_in_earlier_releases_either(
+    message: str, kind: str
+) -> None:
+    """They had one kind for both, so that kept runs showed it as "too short"."""
+    old = replace(record("p0001"), failure=Failure("ended", message), measurements=())
+    back = ProbeRecord.from_json(json.loads(json.dumps(old.to_json())))
+    assert back.failure == Failure(kind, message)
+    assert back.failed == (kind == "no_steps")

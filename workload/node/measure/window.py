@@ -39,6 +39,7 @@ from tuner.workload.node.rank_group import Ranks
 from tuner.workload.node.rank_messages import Event
 from tuner.workload.records.probe import (
     FAILURES,
+    WITHOUT_A_STEP,
     Failure,
     PowerSample,
     ProbeLimits,
@@ -394,8 +395,7 @@ class Conductor:
             return failure
         self.ended_by_itself = self._over = True
         if not self.done:
-            message = "the program ended by itself without an optimizer step"
-            return Failure("no_steps", message + self._group.describe())
+            return Failure("no_steps", WITHOUT_A_STEP + self._group.describe())
         most = 0
         if self._most_steps is not None and 0 < self._fastest_s < math.inf:
             most = self._most_steps(self._fastest_s)
