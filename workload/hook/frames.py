@@ -5,15 +5,20 @@ the micro-batch and accumulation that it takes by itself, and the program's own 
 In a probe the methods that write checkpoints and logs do nothing.
 """
 
+import gc
 import importlib
 import inspect
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from . import state, watching
 from .steps import around
+
+#: How deep the value of a checkpoint lies in what is saved, at most; number of copies of parameters
+#: from which on data may be a model.
+_DEPTH, _LEAST_COPIED = 3, 2
 
 
 def own(**number: int) -> dict[str, int]:
@@ -168,8 +173,10 @@ def _nothing(*args: Any, **kwargs: Any) -> bool:
 def silence(torch: Any) -> None:
     """Make a probe write no checkpoints, which take time that a step does not, and disk.
 
-    What is saved before the first step to a file that does not exist yet, and is no checkpoint, is
-    data that the program has prepared and will read again, in this start or in the user's own.
+    What is saved before the first step to a file that does not exist yet is data that the program
+    has prepared and will read again, in this start or in the user's own, unless it is a checkpoint:
+    a model, an optimizer, the state of one, or copies of most of a model's parameters, however they
+    are named, nested or cast.
     """
 
     @around(torch, "save")
@@ -185,17 +192,75 @@ def silence(torch: Any) -> None:
             setattr(deepspeed.DeepSpeedEngine, name, _nothing)
 
 
-def _is_checkpoint(torch: Any, value: Any, depth: int = 0) -> bool:
-    # A model or an optimizer, or the state of one (torch marks a model's by its metadata).
-    if isinstance(value, torch.nn.Module | torch.optim.Optimizer):
-        return True
-    if "_metadata" in getattr(value, "__dict__", ()):
-        return True
-    if not isinstance(value, Mapping) or depth > 2:
+def _is_checkpoint(torch: Any, value: Any) -> bool:
+    # A model or an optimizer, the state of one, or a copy of what a model has learned.
+    tensors: dict[tuple[int, ...], list[Any]] = {}
+    for part in _parts(value):
+        if isinstance(part, torch.nn.Module | torch.optim.Optimizer):
+            return True
+        if "_metadata" in getattr(part, "__dict__", ()):  # torch marks the state of a model by it
+            return True
+        if isinstance(part, Mapping) and {"state", "param_groups"} <= part.keys():
+            return True
+        tensor = torch.from_numpy(part) if _is_array(part) else part
+        if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
+            tensors.setdefault(tuple(tensor.shape), []).append(tensor.detach())
+    return _copy_a_model(torch, tensors)
+
+
+def _parts(value: Any, depth: int = 0) -> Iterator[Any]:
+    # The value and what it holds; nothing of what is nested deeper than a checkpoint is.
+    yield value
+    if isinstance(value, Mapping):
+        held: Iterable[Any] = value.values()
+    elif isinstance(value, list | tuple):
+        held = value
+    else:
+        return
+    if depth < _DEPTH:
+        for each in held:
+            yield from _parts(each, depth + 1)
+
+
+def _copy_a_model(torch: Any, tensors: Mapping[tuple[int, ...], list[Any]]) -> bool:
+    # Return True if tensors, by their shapes, hold copies of most of what some model has learned:
+    # of its parameters that are not one number throughout, as those of a norm are at first. At
+    # least two, since data may be a table that an embedding is made of.
+    if sum(map(len, tensors.values())) < _LEAST_COPIED:
         return False
-    if {"state", "param_groups"} <= value.keys():
-        return True
-    return any(_is_checkpoint(torch, each, depth + 1) for each in value.values())
+    copied: dict[int, bool | None] = {}  # by identity of a parameter; None: one number throughout
+    for module in gc.get_objects():
+        if not issubclass(type(module), torch.nn.Module):  # isinstance() would ask lazy objects
+            continue
+        found = []
+        for parameter in module.parameters():
+            if id(parameter) not in copied:
+                copied[id(parameter)] = _is_copied(torch, parameter, tensors)
+            found.append(copied[id(parameter)])
+        learned = len(found) - found.count(None)
+        if found.count(True) >= max(_LEAST_COPIED, learned / 2):
+            return True
+    return False
+
+
+def _is_array(value: Any) -> bool:
+    return type(value).__name__ == "ndarray" and value.dtype.kind == "f"
+
+
+def _is_copied(
+    torch: Any, parameter: Any, tensors: Mapping[tuple[int, ...], list[Any]]
+) -> bool | None:
+    try:
+        plain = parameter.detach()
+        if bool((plain == plain.flatten()[0]).all()):
+            return None
+        # A copy may be of another type and on another device.
+        return any(
+            torch.equal(plain.to(device=each.device, dtype=each.dtype), each)
+            for each in tensors.get(tuple(plain.shape), ())
+        )
+    except (RuntimeError, IndexError, NotImplementedError):  # without values, or with none here
+        return False
 
 
 WRITERS: dict[str, dict[str, tuple[str, ...]]] = {

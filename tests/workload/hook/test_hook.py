@@ -368,3 +368,51 @@ def test_no_checkpoint_is_saved_in_a_probe_before_its_first_step_either(
     ):
         torch.save(value, tmp_path / f"{number}.pt")
     assert not list(tmp_path.iterdir())
+
+
+def copies_of(model: Any) -> dict[str, Any]:
+    """A model's parameters as programs copy them, by the way in which they do."""
+    state_dict = model.state_dict()
+    return {
+        "dict": dict(state_dict),
+        "clones": {name: value.clone() for name, value in state_dict.items()},
+        "renamed": {f"module.{name}": value.half() for name, value in state_dict.items()},
+        "list": [parameter.data for parameter in model.parameters()],
+        "arrays": {name: value.numpy().copy() for name, value in state_dict.items()},
+        "nested": {"epoch": 0, "ema": {"shadow": [p.clone() for p in model.parameters()]}},
+        "part": {name: value for name, value in dict(state_dict).items() if name[0] == "0"},
+    }
+
+
+@pytest.mark.parametrize("way", ["dict", "clones", "renamed", "list", "arrays", "nested", "part"])
+def test_no_copy_of_a_model_is_saved_in_a_probe_before_its_first_step(
+    tmp_path: Path, silenced: SimpleNamespace, way: str
+) -> None:
+    """A copy lacks the mark of a state dict, and was taken for data that the program prepares."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.LayerNorm(3), torch.nn.Linear(3, 2))
+    torch.save(copies_of(model)[way], tmp_path / "initial.pt")
+    assert not list(tmp_path.iterdir())
+
+
+def test_data_that_resembles_a_model_is_still_saved_in_a_probe(
+    tmp_path: Path, silenced: SimpleNamespace
+) -> None:
+    """Statistics of a data set are ones and zeros as those of a norm are, and its vectors are a
+    table that an embedding is made of."""
+    vectors = torch.randn(5, 3)
+    model = torch.nn.Sequential(
+        torch.nn.Embedding.from_pretrained(vectors, freeze=False),
+        torch.nn.LayerNorm(3),
+        torch.nn.Linear(3, 2),
+        torch.nn.Linear(2, 2, device="meta"),
+    )
+    data = {
+        "statistics": {"mean": torch.zeros(3), "deviation": torch.ones(3)},
+        "vectors": {"table": vectors, "more": torch.randn(5, 3)},
+        "samples": [torch.randn(2, 3), torch.randn(2), torch.arange(3)],
+        "text": ["a", b"b"],
+    }
+    for name, value in data.items():
+        torch.save(value, tmp_path / f"{name}.pt")
+    assert {path.stem for path in tmp_path.iterdir()} == set(data)
+    assert model[0].weight.equal(vectors)
