@@ -11,7 +11,7 @@ from tests.golden import prepared
 from tests.support.results import failed, large_result, small_result
 from tuner.api import load_result
 from tuner.display.report import render_report
-from tuner.display.text import _short_role, answer_lines, menu
+from tuner.display.text import _short_role, answer_lines, menu, summary_lines
 from tuner.display.view import View
 from tuner.problem.constraints import Constraints
 from tuner.problem.settings import StopReason
@@ -146,6 +146,21 @@ def test_a_training_that_is_over_too_soon_is_no_failure():
     mixed = answer_lines(replace(result, failures=(over, crash), **nothing))
     assert mixed[0] == "Nothing was measured, so there is nothing to recommend."
     assert [line[:10] for line in mixed[1:3]] == ["Failed: p0", "Too short:"]
+
+
+@pytest.mark.parametrize("kind", ["ended", "crash"])
+def test_a_search_that_measured_nothing_is_shown_with_all_that_it_said(kind: str) -> None:
+    """`tuner show` had a heading of an empty front, and not why there is no answer."""
+    result = large_result()
+    failures = (failed("p0003", kind, OVER, ""), failed("p0004", kind, OVER, ""))
+    nothing = {"points": (), "front_points": (), "best": None, "baseline": None}
+    empty = replace(result, failures=failures, stop=StopReason("stopped"), **nothing)
+    shown, ended = summary_lines(empty), answer_lines(empty)
+    said = [line for line in ended if f"tuner show {empty.name}" not in line]
+    assert said[0] == shown[0]
+    assert set(said) <= set(shown)
+    assert sum(OVER in line for line in shown) == 2  # each failure, where the answer has the first
+    assert not any(line.startswith(("Front of", "Choice:", "nothing measured")) for line in shown)
 
 
 def test_a_program_without_a_step_is_a_failure():

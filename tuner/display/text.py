@@ -145,6 +145,11 @@ def plot_lines(view: View) -> list[str]:
 def summary_lines(result: Answer) -> list[str]:
     """Return the summary that `tuner show` prints."""
     view = View(result)
+    if not result.points:
+        lines = [*_nothing_found(view, _every_failure(result))]
+        lines += [f"Straggler in {probe}: {sentence(each)}" for probe, each in result.stragglers]
+        lines += [line for each in views() for line in each.summary_lines(result)]
+        return lines + _report_lines(result)
     names = varying_knobs(point.configuration for point in result.points)
     lines = [result.stopped, ""]
     if view.words.notice:
@@ -175,18 +180,12 @@ def summary_lines(result: Answer) -> list[str]:
     if result.plan is None:
         lines.append(view.spent_line)
     lines += [view.surrogates] if view.surrogates else []
-    for record in result.failures:
-        assert record.failure is not None
-        if not record.failure.was_cancelled:  # by the user: nothing that could be mended
-            probe = f"{record.request.probe_id} {record.request.launch.short}"
-            lines.append(_unmeasured(probe, record.failure))
+    lines += _every_failure(result)
     lines += [f"Straggler in {probe}: {sentence(each)}" for probe, each in result.stragglers]
     for each in views():
         lines += each.summary_lines(result)
     lines += legend_lines(lines)
-    if result.report_path is not None:
-        lines.append(f"Report: {result.report_path}")
-    return lines
+    return lines + _report_lines(result)
 
 
 def _same_in_all(result: Answer, varying: Sequence[str]) -> str:
@@ -303,13 +302,7 @@ def answer_lines(result: Answer) -> list[str]:
     """Return the answer that `tuner optimize` and `tuner replay` end with."""
     view = View(result)
     if not result.points:
-        nothing = f"Nothing was {view.words.found}, so there is nothing to recommend."
-        spent = [view.spent_line] if result.spent.probes else []
-        stopped = [*filter(None, [result.stopped])]
-        if too_short_of(result) and not failures_of(result):
-            nothing = "Keep what you run today: the training is over before it can be measured."
-            stopped = []  # no candidate is left, for that reason
-        return [nothing, *_failures(result), *stopped, *spent, *_next(result)]
+        return [*_nothing_found(view, _failures(result)), *_next(result)]
     lines = [line for each in views() for line in each.opening_lines(result)]
     lines += _advice(result)
     if not result.choice.met:
@@ -325,6 +318,17 @@ def answer_lines(result: Answer) -> list[str]:
     lines += _too_short(result) if view.failed_in_passing else _failures(result)
     lines += [f"{notice[:1].upper()}{notice[1:]}." for notice in VIEWS.plugins.left_out]
     return [*lines, *_stopped(result), *_next(result)]
+
+
+def _nothing_found(view: View, failures: Sequence[str]) -> list[str]:
+    # The answer of a search without a point, for these reasons.
+    result = view.result
+    nothing = f"Nothing was {view.words.found}, so there is nothing to recommend."
+    stopped = [*filter(None, [result.stopped])]
+    if too_short_of(result) and not failures_of(result):
+        nothing = "Keep what you run today: the training is over before it can be measured."
+        stopped = []  # no candidate is left, for that reason
+    return [nothing, *failures, *stopped, *([view.spent_line] if result.spent.probes else [])]
 
 
 def _advice(result: Answer) -> list[str]:
@@ -436,6 +440,16 @@ def _short_role(words: str) -> str:
     return "best in both" if len(names) > 1 else "".join(names) or "knee"
 
 
+def _every_failure(result: Answer) -> list[str]:
+    found = ((record.request, record.failure) for record in result.failures)
+    return [
+        _unmeasured(f"{request.probe_id} {request.launch.short}", failure)
+        for request, failure in found
+        # What the user cancelled is nothing that could be mended.
+        if failure is not None and not failure.was_cancelled
+    ]
+
+
 def _failures(result: Answer) -> list[str]:
     return [*_first_of(failures_of(result), result), *_too_short(result)]
 
@@ -468,8 +482,11 @@ def _next(result: Answer) -> list[str]:
             then += f", or {again}"
     else:
         then = again or f"tuner show {result.name}"
-    lines = [f"Next: {then}"]
-    return lines + ([f"Report: {result.report_path}"] if result.report_path is not None else [])
+    return [f"Next: {then}", *_report_lines(result)]
+
+
+def _report_lines(result: Answer) -> list[str]:
+    return [f"Report: {result.report_path}"] if result.report_path is not None else []
 
 
 def record_lines(record: ProbeRecord) -> list[str]:
