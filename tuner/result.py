@@ -24,8 +24,19 @@ if TYPE_CHECKING:
 
 #: Names in the JSON of a result, in their order.
 _IN_JSON = (
-    *("name", "run_dir", "front", "points", "best", "headline", "recommendation", "choice"),
-    *("baseline", "spent", "steps", "limits", "request", "failures", "leave_one_out", "progress"),
+    *("name", "run_dir", "front", "points", "best", "headline", "saving_known"),
+    *(
+        "recommendation",
+        "choice",
+        "baseline",
+        "spent",
+        "steps",
+        "limits",
+        "request",
+        "failures",
+        "leave_one_out",
+        "progress",
+    ),
     *("stopped", "stop_reason", "verification", "predicted", "attainment", "baseline_name"),
     *("today", "about", "report", "plan"),
 )

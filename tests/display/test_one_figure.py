@@ -229,6 +229,46 @@ def test_windows_on_a_busy_machine_promise_no_percentage(apart: float) -> None:
     assert "so no saving is known" not in quiet
 
 
+@pytest.mark.parametrize(
+    ("times", "share", "denied"),
+    [
+        ({0: (0.36, 0.3), 1: (0.04,)}, 0.9, "so no saving is known"),
+        ({0: (0.36, 0.3), 1: (0.12,)}, 0.9, "too uncertain to tell it from"),
+        ({0: (0.36, 0.1), 1: (0.12, 0.5), 2: (0.09, 0.4)}, 0.9, "too uncertain to tell it from"),
+    ],
+)
+def test_no_place_shows_a_saving_that_the_headline_denies(
+    times: Mapping[int, Sequence[float]], share: float, denied: str
+) -> None:
+    """A table said "-82 %" under "no saving is known"."""
+    result = noisy_study(times, share, rise_W=-3.0)
+    assert denied in headline(result)
+    assert not result.saving_known
+    places = {name: surface(result) for name, surface in SURFACES.items()}
+    chosen = result.choose(Constraints(objective="time"))
+    places["choose"] = "\n".join(choice_lines(chosen))
+    for name, text in places.items():
+        assert not re.search(r"\d % (less|more) (energy|time)|(less|more) than today", text), name
+        assert "A trade" not in text
+    assert not _ROW_CHANGE.search(places["answer"])
+    assert "best in both" not in places["answer"]
+    assert result.to_json()["saving_known"] is False
+    assert chosen.to_json()["saving_known"] is False
+    # A comparison that is asked for says how little is known.
+    for found in (result.compare().step_time, result.compare().energy):
+        assert "no difference shown; if any, within" in found.sentence
+
+
+def test_a_saving_that_is_known_is_shown() -> None:
+    result = noisy_study({0: (0.2, 0.2003), 1: (0.17, 0.1701)}, 0.0)
+    assert result.saving_known
+    assert _ROW_CHANGE.search(SURFACES["answer"](result))
+
+
+#: A change of time or energy in a row of the answer's table.
+_ROW_CHANGE = re.compile(r"^[> ] [a-z].* [-+]\d+ %", re.MULTILINE)
+
+
 def test_a_saving_that_is_not_sure_promises_no_figure_of_chance() -> None:
     """Windows of 0.1 and 0.9 s were told as "probably saves 82 %", above "expect 29 %"."""
     lines = answer_lines(noisy_study({0: (0.1, 0.9), 1: (0.09, 0.095)}, 0.2))

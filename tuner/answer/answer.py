@@ -19,13 +19,14 @@ import numpy as np
 
 from tuner.answer.choice import figures_of
 from tuner.answer.configuration_names import named_configurations
-from tuner.answer.judge import Judge, advise, evidence_of, recommend
+from tuner.answer.judge import PROBABLY, Judge, advise, evidence_of, recommend
 from tuner.answer.parts import (
     AnotherChoice,
     Attainment,
     Choice,
     ComparesWithToday,
     Comparison,
+    Evidence,
     PlanFacts,
     Point,
     ProgressPoint,
@@ -142,6 +143,22 @@ class Answer(ComparesWithToday):
         return recommend(
             self.judged, self.best, self.choice, self.spent, self.length, self.front_points
         )
+
+    @cached_property
+    def saving_known(self) -> bool:
+        """False if what was measured cannot tell the others from today, or other processes used so
+        much of the machine that it promises nothing: then no saving is shown anywhere."""
+        advice = self.recommendation
+        if advice is None or advice.action == "train" or not self.compared:
+            return True
+        promising = advice.promising
+        if promising is None:
+            return advice.point.source != "measured" or not self.judged.all_may_equal_today
+        # Windows beside other work differ many times over: an estimate would be a promise.
+        doubts = self.plan is not None and self.plan.doubts
+        predicted = evidence_of(self.judged, promising) is Evidence.PREDICTED
+        by_windows = not (doubts or predicted) and (advice.p_better or 0.0) < PROBABLY
+        return not (by_windows and self.disturbed)
 
     @property
     def recommended(self) -> Point | None:
@@ -304,7 +321,8 @@ def choose_again(answer: Answer, constraints: Constraints) -> AnotherChoice:
         energy,
         time,
         limits=limits.limits,
-        shrunk=judge.shrunk(best),
+        shrunk=judge.shrunk(best) if answer.saving_known else None,
+        saving_known=answer.saving_known,
         alone=choice.met and bool(limits.limits) and _alone(judge, best, limits),
     )
 

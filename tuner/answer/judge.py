@@ -322,6 +322,17 @@ class Judge(ComparesWithToday):
         error = math.hypot(energy * errors[0], time * errors[1])
         return Gain.normal(mean, error)
 
+    @cached_property
+    def all_may_equal_today(self) -> bool:
+        """True if every other point may need far less than the baseline, and far more."""
+        for point in self.points:
+            found = self.differences(point) or ()
+            # Without energy its figures are those of time.
+            shown = found if point.meter.has_energy else found[1:]
+            if any(each.low > -UNCERTAIN or each.high < UNCERTAIN for each in shown):
+                return False
+        return True
+
     def saves_enough(self, point: Point) -> bool:
         """Return True if a point saves at least `WORTH` of the energy or time that the objective
         weighs.
@@ -447,6 +458,13 @@ TRADING = ("energy", "time", "edp")
 #: 60 % in the scale of the IPCC's fifth report): such a candidate is named only if further launches
 #: are worth it.
 EVEN = 0.6
+#: Probability from which on a candidate is said to be probably better: "likely" on the scale of
+#: Mastrandrea et al. (2010, guidance note for lead authors of the IPCC's fifth report), below which
+#: something is about as likely as not.
+PROBABLY = 2 / 3
+#: A configuration may equal today's if both a saving and a loss of this share of energy and time
+#: are within the intervals (95 %) of its measurements.
+UNCERTAIN = 0.2
 
 
 def evidence_of(judge: Judge, point: Point) -> Evidence:

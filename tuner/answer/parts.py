@@ -465,6 +465,7 @@ class AnotherChoice(ComparesWithToday):
 
     Attributes:
         alone: no other point meets the limits.
+        saving_known: `Answer.saving_known` of the run.
     """
 
     run: str
@@ -479,6 +480,7 @@ class AnotherChoice(ComparesWithToday):
     limits: Limits = field(default_factory=Limits)
     alone: bool = False
     shrunk: Shrunk | None = None
+    saving_known: bool = True
 
     @property
     def met(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tuner.answer.answer import Answer
 from tuner.answer.choice import BOTH
-from tuner.answer.judge import WORTH, evidence_of
+from tuner.answer.judge import PROBABLY, WORTH, evidence_of
 from tuner.answer.parts import Difference, Evidence, Point, Recommendation, Shrunk
 from tuner.formatting import (
     Units,
@@ -19,16 +19,9 @@ from tuner.formatting import (
 from tuner.problem.settings import UNFINISHED, no_verdict_phrase
 from tuner.search_spaces.configuration import Configuration
 
-#: Probability from which on a candidate is said to be probably better: "likely" on the scale of
-#: Mastrandrea et al. (2010, guidance note for lead authors of the IPCC's fifth report), below which
-#: something is about as likely as not.
-PROBABLY = 2 / 3
 #: Two-sided probability of no difference from which on a headline names no difference: nine in ten
 #: on one side, since how sure the whole is stands beside it.
 UNCLEAR = 0.2
-#: A configuration may equal today's if both a saving and a loss of this share of energy and time
-#: are within the intervals (95 %) of its measurements.
-UNCERTAIN = 0.2
 PREDICTION = (
     "Every figure is predicted by the analytic models; `tuner optimize` on the machine itself "
     "measures."
@@ -115,7 +108,7 @@ def _keep(result: Answer, advice: Recommendation) -> str:
         tried = f"{len(result.points)} of {int(result.about.get('candidates', 0)):,}"
         return f"Keep what you run today: only {tried} configurations were tried."
     if advice.promising is not None:
-        if _names_no_saving(result, advice):
+        if not result.saving_known:
             load = _load(result)
             name = settings_text(advice.promising.configuration, result.today_configuration)
             return (
@@ -127,7 +120,7 @@ def _keep(result: Answer, advice: Recommendation) -> str:
         return f"Keep what you run today for now: {text}{after}."
     if not result.choice.met:
         return f"Keep what you run today: nothing {found} meets the limits."
-    if found == "measured" and _all_may_equal_today(result):
+    if not result.saving_known:
         others = f"{count} others" if count > 1 else "other"
         after = f", as {busy}" if (busy := _busy(result)) else ""
         return (
@@ -156,29 +149,6 @@ def _load(result: Answer) -> str:
         return ""
     cores = f"other processes used {percent(load.share)} of the cores"
     return " and ".join(filter(None, [cores * load.on_cores, load.device]))
-
-
-def _names_no_saving(result: Answer, advice: Recommendation) -> bool:
-    # Windows beside other work differ many times over: an estimate would be a promise.
-    return advice.promising is not None and bool(_load(result)) and _only_measured(result, advice)
-
-
-def _only_measured(result: Answer, advice: Recommendation) -> bool:
-    # Nothing but windows says that what is promising may be better, and not probably.
-    assert advice.promising is not None
-    doubts = result.plan is not None and result.plan.doubts
-    predicted = evidence_of(result.judged, advice.promising) is Evidence.PREDICTED
-    return not (doubts or predicted) and (advice.p_better or 0.0) < PROBABLY
-
-
-def _all_may_equal_today(result: Answer) -> bool:
-    # Each other point may need far less than today, and far more.
-    for point in result.points:
-        found = result.judged.differences(point)
-        pairs = [] if found is None else _shown_figures(found, point)
-        if any(each.low > -UNCERTAIN or each.high < UNCERTAIN for each, _ in pairs):
-            return False
-    return True
 
 
 def _nothing(result: Answer) -> str:
@@ -247,7 +217,7 @@ def findings(result: Answer) -> list[str]:
     if advice.action == "train" and advice.promising is not None:
         text = _expected(result, advice.promising, result.judged.p_better(advice.promising))
         lines.append(f"{text}{_more_text(advice)}.")
-    if advice.trade is not None:
+    if advice.trade is not None and result.saving_known:
         lines.append(_trade(result, advice.trade))
     return lines
 
@@ -256,7 +226,7 @@ def noise_lines(result: Answer) -> list[str]:
     """Return the sentence of an answer whose verdict does not count figures as the table shows
     them; empty for any other."""
     advice = result.recommendation
-    if advice is None or _names_no_saving(result, advice):
+    if advice is None or not result.saving_known:
         return []
     shrunk = result.judged.shrunk(advice.promising or advice.point)
     units = Units.of([*result.points, *result.compared])

@@ -223,6 +223,8 @@ def choice_lines(chosen: AnotherChoice) -> list[str]:
         found = point.meter.shown(f"{energy}{estimated} and ") + time
         if max(abs(chosen.energy.relative), abs(chosen.time.relative)) < WORTH:
             found = f"no difference worth a change ({found})"
+        if not chosen.saving_known:
+            found = "the measurements are too uncertain to tell a saving"
         lines.append(f"Against today: {found}.")
     if chosen.shrunk is not None:
         lines.append(noise_sentence(chosen.shrunk, units, today))
@@ -370,7 +372,8 @@ def _menu_lines(view: View) -> list[str]:
         if view.is_today(point):
             name = "today"
         else:
-            name = "recommended" if chosen else _short_role(words)
+            role = _short_role(words) if result.saving_known else view.words.found
+            name = "recommended" if chosen else role
             label = result.name_of(point)
             if in_menu is not None and label.isdigit() and not chosen:
                 settings += f" #{label}"

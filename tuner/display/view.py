@@ -158,9 +158,11 @@ class View:
         return label(self.mark)
 
     def ratios(self, point: Point) -> tuple[float, float] | None:
-        """Return a point's energy and time over the baseline's, as both are shown; None without a
-        baseline, and for the baseline itself."""
-        rival = self.result.judged.rival(point)
+        """Return a point's energy and time over the baseline's, as both are shown.
+
+        None without a baseline, for the baseline itself, and where no saving is known.
+        """
+        rival = self.result.judged.rival(point) if self.result.saving_known else None
         return None if rival is None else ratios_to(as_shown(rival), as_shown(point))
 
     def is_today(self, point: Point) -> bool:
@@ -179,7 +181,7 @@ class View:
     def changes(self, point: Point) -> tuple[str, str]:
         """Return "24 % less energy" and "3 % more time" against the baseline.
 
-        Both are "" without a baseline, and for the baseline itself.
+        Both are "" where there are no `ratios`.
         """
         found = self.ratios(point)
         if found is None:
