@@ -20,7 +20,11 @@ SEEN = ScriptFacts(
     micro_batch=8,
     accumulation=2,
     counted=True,
-    sources={"micro_batch": "3 steps: drawn", "accumulation": "the command", "steps": "--steps"},
+    sources={
+        "micro_batch": "counted in 3 steps",
+        "accumulation": "the command",
+        "steps": "--steps",
+    },
 )
 COMMAND = "torchrun --nproc-per-node 2 train.py -t {threads=2} -a {gradient_accumulation=2}"
 
@@ -32,7 +36,7 @@ def test_each_value_is_told_with_its_source(tmp_path: Path) -> None:
     facts = job.today_facts()
     assert facts.lines == (
         "today: 2 ranks (torchrun), global batch 32 = micro-batch 8 x accumulation 2 x 2 replicas "
-        "(micro-batch: 3 steps: drawn; accumulation: the command)",
+        "(micro-batch: counted in 3 steps; accumulation: the command)",
         "length: 100 optimizer steps (--steps)",
         "today's knobs: threads=2 (the command)",
     )

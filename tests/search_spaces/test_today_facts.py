@@ -14,7 +14,7 @@ COUNTED = TodayFacts(
     accumulation=2,
     steps=None,
     knobs={"data_parallel": 1, "micro_batch": 16},
-    sources=dict.fromkeys(("micro_batch", "accumulation"), "3 steps: drawn"),
+    sources=dict.fromkeys(("micro_batch", "accumulation"), "counted in 3 steps"),
 )
 PROOF = "--bs 16 and --accum 2: at 8 x 4 the same 32 samples a step and rank"
 

@@ -548,10 +548,18 @@ def _opened_by_an_edit(job: ScriptJob, request: StudyRequest) -> list[str]:
     left = frame.micro_batch_stays or frame.unproven or frame.owner or job.driver is not None
     if offer.turned or left or not (fixed and job.global_batch):
         return []
-    text = (
-        f"its micro-batch of {frame.micro_batch} is fixed in the script: an argument for it and "
-        "four lines of accumulation (docs/your-script.md#accumulation) would let others be searched"
-    )
+    lines = "four lines of accumulation (docs/your-script.md#accumulation)"
+    if "micro_batch" in job.placeholders:
+        text = (
+            f"its micro-batch of {frame.micro_batch} can be set, and nothing accumulates: {lines} "
+            "would let others be searched"
+        )
+    else:
+        name = f"{{micro_batch={frame.micro_batch}}}"
+        text = (
+            f"no argument was found that sets its micro-batch of {frame.micro_batch} ({name} in "
+            f"the command names one): with one and {lines} others would be searched"
+        )
     expected = _expected_of_splits(job, request) if job.model and job.sequence_length else ""
     return [f"{text}; {expected}" if expected else text]
 

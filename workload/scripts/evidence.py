@@ -83,6 +83,10 @@ def _group_of(group: Mapping[str, Any], loaders: set[int]) -> _Group:
     )
 
 
+#: How batches are seen of which there is no more to say: each pass takes one from its loader.
+DRAWN = "drawn"
+
+
 def _of_loader(groups: Sequence[_Group]) -> BatchCount:
     sizes = {size for group in groups for size in group.samples}
     if None in sizes:
@@ -103,7 +107,7 @@ def _of_loader(groups: Sequence[_Group]) -> BatchCount:
         rows = _rows(groups)
         if fetches > passes and sum(rows or ()) != fetches * size * seen:
             return BatchCount(how=f"{fetches} batches are drawn for {passes} backward passes")
-        how = f"{fetches // passes} batches in one pass" if fetches > passes else "drawn"
+        how = f"{fetches // passes} batches in one pass" if fetches > passes else DRAWN
         return BatchCount(size * fetches // passes, passes, how, seen)
     rows = _rows(groups)
     if fetches == 1 and rows is not None and len(set(rows)) == 1:
@@ -195,7 +199,8 @@ def _of_steps(
         "accumulation": int(owned.get("gradient_accumulation") or 0),
     }
     by_steps = {"micro_batch": counted.micro_batch, "accumulation": counted.accumulation}
-    showed = f"{counted.steps} step{'s' * (counted.steps != 1)}: {counted.how}"
+    showed = f"counted in {counted.steps} step{'s' * (counted.steps != 1)}"
+    showed += f": {counted.how}" * (counted.how != DRAWN)
     values, sources = dict[str, int](), dict[str, str]()
     for name, seen in by_steps.items():
         if stated.get(name):

@@ -250,8 +250,10 @@ def _other_ranks(job: ScriptJob, devices: int) -> int:
     return ranks // 2 if ranks % 2 == 0 else 2 if ranks == 1 and devices > 1 else 0
 
 
-def _with_sources(job: ScriptJob, how: str) -> ScriptJob:
-    return _framed(job, sources={**job.frame.sources, "micro_batch": how, "accumulation": how})
+def _with_sources(
+    job: ScriptJob, how: str, parts: Sequence[str] = ("micro_batch", "accumulation")
+) -> ScriptJob:
+    return _framed(job, sources={**job.frame.sources, **dict.fromkeys(parts, how)})
 
 
 def _by_split(
@@ -276,11 +278,12 @@ def _by_split(
         same = f"{shown} the same {micro * times} samples a step and rank"
         how = f"{_options(found) or 'the command'}: {same}"
         kept = both if accumulates else _framed(both, keeps="accumulation")
+        parts = ["micro_batch", "accumulation"]
     elif (counted.micro_batch, counted.accumulation) == (other[0], times):
         why = differs(today.facts, today.split, seen, counted, same_samples=False)
         alone = {name: each for name, each in found.items() if name == "micro_batch"}
         how = f"{_options(alone) or 'the command'}: at {other[0]} each pass took {other[0]} samples"
-        kept = _framed(_placed(job, alone.values()), keeps="micro_batch")
+        kept, parts = _framed(_placed(job, alone.values()), keeps="micro_batch"), ["micro_batch"]
     elif (
         counted.micro_batch * other[1] == other[0]
         and "micro_batch" in found
@@ -295,7 +298,7 @@ def _by_split(
         )
     if why:
         return job, f"{shown}, {why}"
-    return _with_sources(kept, how), ""
+    return _with_sources(kept, how, parts), ""
 
 
 def _on_other_ranks(

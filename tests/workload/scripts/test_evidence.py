@@ -339,7 +339,7 @@ def test_the_global_batch_is_what_was_counted_on_all_ranks(tmp_path: Path) -> No
     found = today(tmp_path, "", EIGHT, ranks=2)
     assert (found.global_batch, found.frame.micro_batch, found.frame.accumulation) == (32, 8, 2)
     assert found.frame.counted
-    assert found.frame.sources["micro_batch"] == "3 steps: drawn"
+    assert found.frame.sources["micro_batch"] == "counted in 3 steps"
     # Ranks that read the same samples, and a framework that was told something else.
     same = today(tmp_path, "", EIGHT, ranks=2, first_batches=[7, 7])
     assert same.global_batch == 0

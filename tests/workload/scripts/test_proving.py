@@ -158,6 +158,9 @@ def test_without_an_accumulation_ranks_and_micro_batch_move_together(tmp_path: P
     job = proven(today, shown, program.look, devices=2)
     assert program.started == ["train.py --batch-size 4", "train.py --batch-size 16"]
     assert turned(job) == {"micro_batch", "data_parallel"}
+    # Of the accumulation that the script has not, nothing was proven.
+    assert job.frame.sources["micro_batch"] == "--batch-size 8: at 4 each pass took 4 samples"
+    assert "accumulation" not in job.frame.sources
     problem = problem_of_job(job, CPU, clocks=False)
     sizes = {(c.data_parallel, c.micro_batch) for c in problem.candidates}
     assert sizes == {(2, 8), (1, 16)}

@@ -94,10 +94,19 @@ def hint_of(folder: Path, frame: ScriptFacts = FIXED, **changes: Any) -> str:
 
 def test_a_fixed_micro_batch_is_told_what_an_edit_would_open(tmp_path: Path) -> None:
     told = hint_of(tmp_path)
-    assert told.startswith("its micro-batch of 32 is fixed in the script: ")
-    assert told.endswith(
-        "four lines of accumulation (docs/your-script.md#accumulation) would let others be searched"
+    assert told == (
+        "no argument was found that sets its micro-batch of 32 ({micro_batch=32} in the command "
+        "names one): with one and four lines of accumulation (docs/your-script.md#accumulation) "
+        "others would be searched"
     )
+
+
+def test_a_micro_batch_with_an_argument_is_not_called_fixed(tmp_path: Path) -> None:
+    """Of an argument that was proven in the line before, the edit was "an argument for it"."""
+    frame = replace(FIXED, keeps="micro_batch", ranks_stay="it makes no process group")
+    job = script_job("train.py --batch {micro_batch=32}", tmp_path, frame, global_batch=32)
+    (told,) = _opened_by_an_edit(replace(job, devices=1), StudyRequest(job=job, cluster="a100-8"))
+    assert told.startswith("its micro-batch of 32 can be set, and nothing accumulates: four lines")
 
 
 @pytest.mark.extra("tuner.models.job_prior", "tuner.search_spaces.model_reading")
