@@ -223,14 +223,18 @@ def findings(result: Answer) -> list[str]:
 
 
 def noise_lines(result: Answer) -> list[str]:
-    """Return the sentence of an answer whose verdict does not count figures as the table shows
-    them; empty for any other."""
+    """Return the sentences of an answer whose verdict does not count figures as the table shows
+    them, or whose change was measured beside other work; empty for any other."""
     advice = result.recommendation
     if advice is None or not result.saving_known:
         return []
     shrunk = result.judged.shrunk(advice.promising or advice.point)
     units = Units.of([*result.points, *result.compared])
-    return [noise_sentence(shrunk, units, result.today_configuration)] if shrunk else []
+    lines = [noise_sentence(shrunk, units, result.today_configuration)] if shrunk else []
+    if advice.action == "train" and result.compared and (load := _load(result)):
+        # To keep what runs today, the headline names it.
+        lines.append(f"Measured while {load}; it may save more or less without: {_WHEN_QUIET}.")
+    return lines
 
 
 def noise_sentence(shrunk: Shrunk, units: Units, today: Configuration | None) -> str:
