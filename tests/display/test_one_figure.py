@@ -214,6 +214,24 @@ def test_a_busy_machine_is_the_cause_that_the_headline_names() -> None:
     )
 
 
+def test_a_card_does_not_deny_the_saving_that_the_headline_names() -> None:
+    """Below "97 % less time (96 % sure)" a card said "97 % less; no difference shown"."""
+    result = noisy_study({0: (0.6, 0.2, 0.5), 1: (0.13, 0.065, 0.156)}, 0.0)
+    saved = result.recommendation.time
+    assert saved.named
+    assert not saved.shown
+    assert "74 % less time" in headline(result)
+    cards = SURFACES["report"](result)
+    assert "74 % less than today" in re.sub(r"\s+", " ", cards)
+    assert "no difference shown" not in cards
+    # A point that is not recommended is grey where its difference is not significant.
+    kept = replace(result)
+    kept.__dict__["recommendation"] = replace(
+        result.recommendation, action="keep", point=result.baseline
+    )
+    assert "no difference shown" in render_report(kept)
+
+
 def test_a_change_that_was_measured_beside_other_work_says_so() -> None:
     """Threads that wait for each other on cores that others use took 30 times as long: one thread
     was "97 % less time" without a word on the load."""

@@ -17,6 +17,9 @@ from tuner.workload.records.probe import Basis, MeterInfo
 
 #: A difference is called one at this level.
 LEVEL = 0.05
+#: Two-sided probability of no difference from which on a recommendation names none: nine in ten on
+#: one side, since how sure the whole is stands beside it.
+UNCLEAR = 0.2
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,11 @@ class Difference:
     def shown(self) -> bool:
         """True if the interval leaves out zero."""
         return self.p_value < LEVEL
+
+    @property
+    def named(self) -> bool:
+        """True if a recommendation names it."""
+        return self.p_value < UNCLEAR
 
     @property
     def sentence(self) -> str:

@@ -19,9 +19,6 @@ from tuner.formatting import (
 from tuner.problem.settings import UNFINISHED, no_verdict_phrase
 from tuner.search_spaces.configuration import Configuration
 
-#: Two-sided probability of no difference from which on a headline names no difference: nine in ten
-#: on one side, since how sure the whole is stands beside it.
-UNCLEAR = 0.2
 PREDICTION = (
     "Every figure is predicted by the analytic models; `tuner optimize` on the machine itself "
     "measures."
@@ -77,7 +74,7 @@ def _changes(advice: Recommendation, point: Point) -> str:
         return "as today"
     shown, unclear = [], []
     for found, word in _shown_figures((advice.energy, advice.time), point):
-        if found.p_value < UNCLEAR:
+        if found.named:
             shown.append((found.relative, word))
         else:
             unclear.append(word)

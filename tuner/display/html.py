@@ -256,16 +256,18 @@ def _shown_points(view: View) -> list[dict[str, Any]]:
 
 
 def _changes(view: View, point: Point) -> dict[str, Line]:
-    # A point's figures against today's; in grey where there may be no difference.
+    # A point's figures against today's; in grey where there may be no difference. What is
+    # recommended is clear as far as the headline names it.
     judge, ratios = view.result.judged, view.ratios(point)
     if ratios is None or (found := judge.differences(point)) is None:
         return {}
     (energy, time), today = found, judge.today_point
     mine, theirs = point.power_interval_W, today.power_interval_W
     overlap = mine and theirs and mine[0] <= theirs[1] and theirs[0] <= mine[1]
+    recommended = view.role(point) == "recommended"
     return {
-        "energy": _change(ratios[0], clear=energy.shown),
-        "time": _change(ratios[1], clear=time.shown),
+        "energy": _change(ratios[0], clear=energy.named if recommended else energy.shown),
+        "time": _change(ratios[1], clear=time.named if recommended else time.shown),
         "power": _change(point.power_W / today.power_W, clear=not overlap),
     }
 
