@@ -275,8 +275,49 @@ WRITERS: dict[str, dict[str, tuple[str, ...]]] = {
 }
 
 
+#: Modules that write TensorBoard's events through a class of this name.
+EVENTS = {
+    "torch.utils.tensorboard.writer": "EventFileWriter",
+    "tensorboardX.writer": "EventFileWriter",
+}
+#: Modules for which `stand_around` is called.
+NAMES = frozenset({*TURNED, *WRITERS, *EVENTS})
+
+
+class NoEvents:
+    """Writer of TensorBoard's events that writes none, so that a probe is no run of the user's.
+
+    It makes its folder, for programs write other files there. What is empty at the end goes again.
+    """
+
+    def __init__(self, folder: Any, *_: Any, **__: Any) -> None:
+        self._folder = os.fspath(folder)
+        if "://" not in self._folder:  # on no file system of this machine
+            state.made_folders += _missing(self._folder)
+            os.makedirs(self._folder, exist_ok=True)
+
+    def get_logdir(self) -> str:
+        """Return its folder."""
+        return self._folder
+
+    def __getattr__(self, name: str) -> Callable[..., bool]:
+        return _nothing
+
+
+def _missing(folder: str) -> list[str]:
+    # The folder and those above it that do not exist.
+    found = []
+    path = os.path.abspath(folder)
+    while not os.path.lexists(path):
+        found.append(path)
+        path = os.path.dirname(path)
+    return found
+
+
 def stand_around(name: str, module: Any) -> None:
     """Patch a framework that was just imported, and silence it in a probe."""
+    if name in EVENTS and state.options.get("quiet"):
+        setattr(module, EVENTS[name], NoEvents)
     if name in TURNED:
         TURNED[name](module)
     for owner, methods in WRITERS.get(name, {}).items() if state.options.get("quiet") else ():

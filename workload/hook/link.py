@@ -5,6 +5,7 @@ describes the lines). `DeviceTimes` holds the ends of steps and the phase marks 
 reached them.
 """
 
+import contextlib
 import errno
 import json
 import os
@@ -324,7 +325,10 @@ def _peaks() -> dict[str, int]:
 
 
 def end_process(code: int) -> NoReturn:
-    """End at once, after flushing the output."""
+    """End at once, after flushing the output; folders made for nothing go."""
+    for folder in sorted(state.made_folders, key=len, reverse=True):  # the inner ones first
+        with contextlib.suppress(OSError):  # not empty: of the program
+            os.rmdir(folder)
     try:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -36,7 +36,7 @@ def prepare(options: Mapping[str, Any]) -> None:
     os.environ.update(options.get("env", {}))
     if options.get("inspect") or options.get("counts"):
         source.watch_arguments(inherited=state.attachment is not None)
-    steps.ImportHook(frames.WRITERS.keys() | frames.TURNED.keys(), frames.stand_around)
+    steps.ImportHook(frames.NAMES, frames.stand_around)
     steps.ImportHook(("deepspeed",), _patch_deepspeed)
     if state.probed:
         steps.ImportHook((RANKS,), lambda _, ranks: meet_in_files(ranks))

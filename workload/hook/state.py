@@ -21,6 +21,8 @@ attachment: Any = None
 options: dict[str, Any] = {}
 #: What was seen of the program: how it is built, for `facts`.
 seen: dict[str, Any] = {}
+#: Folders that were made for what a probe does not write.
+made_folders: list[str] = []
 
 
 class NotAsRequested(ValueError):

@@ -416,3 +416,61 @@ def test_data_that_resembles_a_model_is_still_saved_in_a_probe(
         torch.save(value, tmp_path / f"{name}.pt")
     assert {path.stem for path in tmp_path.iterdir()} == set(data)
     assert model[0].weight.equal(vectors)
+
+
+def written(folder: Path, quiet: bool, program: str) -> list[str]:
+    """Paths that a program leaves which makes a writer of TensorBoard's events, as a rank."""
+    package = folder / "package" / "tensorboardX"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    # As the real ones: the events' writer makes the folder and a file in it.
+    (package / "writer.py").write_text(
+        "import os\n"
+        "class EventFileWriter:\n"
+        "    def __init__(self, logdir, max_queue=10, filename_suffix=''):\n"
+        "        self.path = logdir\n"
+        "        os.makedirs(logdir, exist_ok=True)\n"
+        "        open(os.path.join(logdir, 'events.out'), 'w').close()\n"
+        "    def get_logdir(self):\n"
+        "        return self.path\n"
+        "    def add_event(self, event, step=None):\n"
+        "        pass\n"
+        "class FileWriter:\n"
+        "    def __init__(self, logdir):\n"
+        "        self.event_writer = EventFileWriter(logdir, 5, filename_suffix='')\n"
+    )
+    paths = [str(folder / "package"), str(Path(hook.__path__[0]).parent)]
+    code = (
+        f"import sys; sys.path[:0] = {paths}\n"
+        "from hook import frames, link, program, state, steps\n"
+        f"state.options['quiet'] = {quiet}\n"
+        "steps.ImportHook(frames.NAMES, frames.stand_around)\n"
+        "from tensorboardX.writer import FileWriter\n"
+        "events = FileWriter('logs/runs/one').event_writer\n"
+        "events.add_event('loss', 1)\n"
+        "assert events.get_logdir() == 'logs/runs/one'\n"
+        "FileWriter('logs/runs/one/of-its-own')\n"  # as add_hparams does
+        f"{program}\n"
+        "link.end_process(0)\n"
+    )
+    work = folder / "work"
+    (work / "logs").mkdir(parents=True)
+    subprocess.run([sys.executable, "-c", code], cwd=work, check=True)
+    return sorted(str(path.relative_to(work)) for path in work.rglob("*"))
+
+
+def test_a_probe_leaves_no_run_of_tensorboard(tmp_path: Path) -> None:
+    """20 probes of a program left 20 runs beside the user's. Its folder of logs, empty, stays."""
+    assert written(tmp_path / "probe", True, "") == ["logs"]
+    assert "logs/runs/one/events.out" in written(tmp_path / "training", False, "")
+
+
+def test_what_a_program_puts_beside_its_events_needs_their_folder(tmp_path: Path) -> None:
+    program = "open('logs/runs/one/arguments.json', 'w').close()"
+    left = written(tmp_path, True, program)
+    assert left == ["logs", "logs/runs", "logs/runs/one", "logs/runs/one/arguments.json"]
+
+
+def test_events_that_go_to_no_file_system_make_no_folder(tmp_path: Path) -> None:
+    program = "FileWriter('s3://bucket/runs')"
+    assert written(tmp_path, True, program) == ["logs"]
