@@ -194,7 +194,7 @@ class StepCounts:
 
     def _watch_backward(self, torch: Any) -> None:
         @self._around(torch.autograd, "backward")
-        def backward(plain: Any, *args: Any, **kwargs: Any) -> Any:
+        def backward(plain: Any, /, *args: Any, **kwargs: Any) -> Any:
             # Checkpointing nests, on a thread of the device's: one counter for all threads.
             if self._depth == 0:
                 if self._updates and not (self.groups or state.seen.get("engines")):
@@ -300,7 +300,7 @@ class HandWrittenUpdates:
         if owner is not None:
 
             @around(owner, "__init__")
-            def init(plain: Any, optimizer: Any, *args: Any, **kwargs: Any) -> None:
+            def init(plain: Any, optimizer: Any, /, *args: Any, **kwargs: Any) -> None:
                 self._made = True
                 plain(optimizer, *args, **kwargs)
 

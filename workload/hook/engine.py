@@ -105,7 +105,7 @@ def _wrap_initialize(deepspeed: Any) -> None:
     signature = inspect.signature(deepspeed.initialize)
 
     @around(deepspeed, "initialize")
-    def initialize(plain: Any, *args: Any, **kwargs: Any) -> Any:
+    def initialize(plain: Any, /, *args: Any, **kwargs: Any) -> Any:
         arguments = signature.bind(*args, **kwargs).arguments
         config, model = _read_config(arguments), arguments.get("model")
         state.seen["engines"] = state.seen.get("engines", 0) + 1
@@ -168,7 +168,7 @@ def patch_deepspeed(deepspeed: Any) -> None:
     count_engine(counter, PipelineEngine, "train_batch", lambda _: True)
 
     @around(engine, "step")
-    def step(plain: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    def step(plain: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
         if self.is_gradient_accumulation_boundary() and counter.follows("engine", self):
             state.mark_seen("optimizer")
         result = plain(self, *args, **kwargs)
@@ -176,21 +176,21 @@ def patch_deepspeed(deepspeed: Any) -> None:
         return result
 
     @around(engine, "forward")
-    def forward(plain: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+    def forward(plain: Any, self: Any, /, *args: Any, **kwargs: Any) -> Any:
         if "batch" not in state.seen:
             watching.see_batch((kwargs, args))
         state.mark_seen("forward")
         return plain(self, *args, **kwargs)
 
     @around(engine, "backward")
-    def backward(plain: Any, *args: Any, **kwargs: Any) -> Any:
+    def backward(plain: Any, /, *args: Any, **kwargs: Any) -> Any:
         state.mark_seen("backward")
         return plain(*args, **kwargs)
 
     whole = state.options.get("deepspeed", {}).get("zero_optimization", {}).get("stage", 3) == 3
 
     @around(deepspeed.zero.Init, "__init__")
-    def init(plain: Any, *args: Any, **kwargs: Any) -> None:
+    def init(plain: Any, /, *args: Any, **kwargs: Any) -> None:
         if not whole:
             kwargs["enabled"] = False
         # It reads the batch sizes before it joins the process group.

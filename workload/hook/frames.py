@@ -32,7 +32,7 @@ def turn_arguments(transformers: Any) -> None:
     """Set micro-batch and accumulation in the arguments of transformers' Trainer."""
 
     @around(transformers.TrainingArguments, "__post_init__")
-    def post_init(plain: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+    def post_init(plain: Any, self: Any, /, *args: Any, **kwargs: Any) -> None:
         arguments = own(
             micro_batch=self.per_device_train_batch_size,
             gradient_accumulation=self.gradient_accumulation_steps,
@@ -46,7 +46,7 @@ def turn_arguments(transformers: Any) -> None:
 
 def _turn_trainer(lightning: Any) -> None:
     @around(lightning.Trainer, "__init__")
-    def init(plain: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+    def init(plain: Any, self: Any, /, *args: Any, **kwargs: Any) -> None:
         arguments = own(gradient_accumulation=kwargs.get("accumulate_grad_batches", 1))
         _require_own_ranks(kwargs.get("devices", "auto"))
         kwargs["accumulate_grad_batches"] = arguments["gradient_accumulation"]
@@ -58,7 +58,7 @@ def _turn_trainer(lightning: Any) -> None:
 
 def _turn_fabric(fabric: Any) -> None:
     @around(fabric.Fabric, "__init__")
-    def init(plain: Any, self: Any, *args: Any, **kwargs: Any) -> None:
+    def init(plain: Any, self: Any, /, *args: Any, **kwargs: Any) -> None:
         plain(self, *args, **(kwargs | _ranks_started()))
 
     @around(fabric.Fabric, "_validate_launched")
@@ -134,7 +134,7 @@ def _turn_accelerator(accelerate: Any) -> None:
     signature = inspect.signature(accelerate.Accelerator.__init__)
 
     @around(accelerate.Accelerator, "__init__")
-    def init(plain: Any, *args: Any, **kwargs: Any) -> None:
+    def init(plain: Any, /, *args: Any, **kwargs: Any) -> None:
         arguments = signature.bind(*args, **kwargs).arguments
         # transformers' Trainer brings its own accumulation, which is turned there.
         if (
@@ -151,7 +151,7 @@ def _turn_accelerator(accelerate: Any) -> None:
         plain(**arguments, **keywords)
 
     @around(accelerate.Accelerator, "accumulate")
-    def accumulate(plain: Any, *args: Any) -> Any:
+    def accumulate(plain: Any, /, *args: Any) -> Any:
         if "accelerates" in state.seen:  # its own only once it is called
             state.seen.setdefault("owned", {"gradient_accumulation": state.seen["accelerates"]})
         return plain(*args)
@@ -180,11 +180,12 @@ def silence(torch: Any) -> None:
     """
 
     @around(torch, "save")
-    def save(plain: Any, value: Any, file: Any, *args: Any, **kwargs: Any) -> None:
-        in_memory = not isinstance(file, str | os.PathLike)  # part of the program
+    def save(plain: Any, /, obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+        # Its arguments have torch's names, by which programs call it.
+        in_memory = not isinstance(f, str | os.PathLike)  # part of the program
         steps = state.link.steps if state.link is not None else 0
-        if in_memory or not (steps or os.path.lexists(file) or _is_checkpoint(torch, value)):
-            plain(value, file, *args, **kwargs)
+        if in_memory or not (steps or os.path.lexists(f) or _is_checkpoint(torch, obj)):
+            plain(obj, f, *args, **kwargs)
 
     deepspeed = sys.modules.get("deepspeed")
     for name in ("save_checkpoint", "save_16bit_model", "save_fp16_model"):

@@ -140,7 +140,7 @@ def count_engine(counter: StepCounter, kind: Any, name: str, ends: Callable[[Any
     """Count the calls of a method of DeepSpeed's engines that end a step."""
 
     @around(kind, name)
-    def run(plain: Any, engine: Any, *args: Any, **named: Any) -> Any:
+    def run(plain: Any, engine: Any, /, *args: Any, **named: Any) -> Any:
         counts = bool(ends(engine))
         step = functools.partial(plain, engine, *args, **named)
         return counter.run_engine(step, engine, counts=counts)

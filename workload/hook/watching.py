@@ -200,7 +200,7 @@ class Forwards:
         self._models: dict[int, tuple[int, Any]] = {}  # by identity: parameters, module
         self._shapes: dict[int, tuple[list[int], bool]] = {}  # of the first call
 
-        def call(module: Any, *args: Any, **kwargs: Any) -> Any:
+        def call(module: Any, /, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling() or state.seen.get("engines"):
                 return plain(module, *args, **kwargs)
             if not torch.is_grad_enabled():

@@ -15,6 +15,8 @@ import pytest
 
 from tuner.workload import hook
 from tuner.workload.hook import NotAsRequested, frames, source, state, steps, watching
+from tuner.workload.hook.batch_counts import HandWrittenUpdates
+from tuner.workload.hook.steps import around
 from tuner.workload.scripts.command import imported_frameworks, names_a_rank
 
 torch = pytest.importorskip("torch")
@@ -392,6 +394,43 @@ def test_no_copy_of_a_model_is_saved_in_a_probe_before_its_first_step(
     model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.LayerNorm(3), torch.nn.Linear(3, 2))
     torch.save(copies_of(model)[way], tmp_path / "initial.pt")
     assert not list(tmp_path.iterdir())
+
+
+def test_data_is_saved_by_the_names_of_the_arguments_too(
+    tmp_path: Path, silenced: SimpleNamespace
+) -> None:
+    """`torch.save(obj=..., f=...)` was a TypeError in a probe, and an error of the program's."""
+    torch.save(obj=torch.arange(3), f=tmp_path / "data.pt", pickle_protocol=4)
+    torch.save(f=tmp_path / "model.pt", obj=torch.nn.Linear(2, 2))
+    assert [path.name for path in tmp_path.iterdir()] == ["data.pt"]
+
+
+def test_arguments_of_a_program_may_have_the_names_that_the_hook_uses(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.optim.Optimizer, "__init__", torch.optim.Optimizer.__init__)
+
+    class Model(torch.nn.Module):
+        def forward(self, module: Any, plain: Any) -> Any:
+            return module + plain
+
+    class Averaged(torch.optim.SGD):
+        def __init__(self, optimizer: Any, plain: float) -> None:
+            super().__init__(params=optimizer.param_groups[0]["params"], lr=plain)
+
+    class Engine:
+        def forward(self, plain: int, engine: int) -> int:
+            return plain + engine
+
+    around(Engine, "forward")(
+        lambda plain, engine, /, *args, **named: plain(engine, *args, **named)
+    )
+    assert Engine().forward(plain=1, engine=2) == 3
+    HandWrittenUpdates(torch, around)
+    watching.Forwards(torch)
+    weight = torch.nn.Parameter(torch.ones(1))
+    assert Model()(module=weight, plain=1.0) == 2
+    assert Averaged(optimizer=torch.optim.SGD([weight]), plain=0.5).defaults["lr"] == 0.5
 
 
 def test_data_that_resembles_a_model_is_still_saved_in_a_probe(
