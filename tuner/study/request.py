@@ -601,8 +601,8 @@ def _why_batch_stays(job: ScriptJob, request: StudyRequest, *, threads: bool) ->
         why = opened[0]
     elif offer.turned:
         why = f"its batch of {job.global_batch} can be split no other way here"
-    else:
-        why = f"its batch stays as it is: {offer.why}"
+    else:  # of arguments that were not proven, it names them and says that they are left
+        why = offer.why if job.frame.unproven else f"its batch stays as it is: {offer.why}"
     return [f"{why}; the threads of a rank are searched{', too' if job.knobs else ''}"]
 
 

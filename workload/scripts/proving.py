@@ -265,7 +265,7 @@ def _by_split(
         return job, "the command does not show where they stand"
     other = halved(micro, times)
     if other is None:
-        return job, f"{micro} x {times} cannot be split otherwise"
+        return job, f"neither {micro} samples nor {times} passes can be halved"
     changed = _at(job, micro_batch=other[0])
     accumulates = "gradient_accumulation" in {*found, *job.placeholders, *job.frame.turns}
     seen = inspect(both if accumulates else _framed(both, keeps="accumulation"), changed)

@@ -142,6 +142,14 @@ def test_why_a_fixed_batch_is_not_searched_is_told_once_with_the_threads(tmp_pat
     assert _why_batch_stays(job, request, threads=False) == [hint_of(tmp_path)]
 
 
+def test_an_argument_that_was_not_proven_is_left_once(tmp_path: Path) -> None:
+    """ "Its batch stays as it is: --batch 5 is left as today" said it twice."""
+    frame = replace(FIXED, unproven="--batch 5 is left as today: 5 samples cannot be halved")
+    job = script_job("train.py", tmp_path, frame, global_batch=5, devices=1)
+    (told,) = _why_batch_stays(job, StudyRequest(job=job, cluster="a100-8"), threads=True)
+    assert told.startswith("--batch 5 is left as today: 5 samples cannot be halved (if it sets ")
+
+
 def test_a_batch_that_no_edit_opens_is_told_only_with_the_threads(tmp_path: Path) -> None:
     job = script_job("train.py", tmp_path, replace(FIXED, micro_batch=1), global_batch=1, devices=1)
     request = StudyRequest(job=job, cluster="a100-8")
