@@ -70,9 +70,9 @@ def _watch_argparse(module: Any, note: Note) -> None:
 
 def _watch_click(module: Any, note: Note) -> None:
     @steps.around(module.Command, "parse_args")
-    def parse_args(plain: Any, self: Any, context: Any, words: Any) -> Any:
-        rest = plain(self, context, words)
-        values = context.params
+    def parse_args(plain: Any, self: Any, ctx: Any, args: Any) -> Any:  # click's own names
+        rest = plain(self, ctx, args)
+        values = ctx.params
         options = {each.name: [o for o in each.opts if o.startswith("-")] for each in self.params}
         _note_integers(values, options.get, note)
         return rest
@@ -89,14 +89,14 @@ def _watch_absl(module: Any, note: Note) -> None:
 
 def _watch_fire(module: Any, note: Note) -> None:
     @steps.around(module, "_MakeParseFn")
-    def make_parse(plain: Any, function: Any, *args: Any) -> Any:
-        parse = plain(function, *args)
+    def make_parse(plain: Any, fn: Any, *args: Any, **named: Any) -> Any:  # Fire's own name
+        parse = plain(fn, *args, **named)
 
         def parsed(words: Any) -> Any:
             found = parse(words)
             with contextlib.suppress(Exception):  # Fire says what is wrong with the words
-                (positional, named), *_ = found
-                bound = inspect.signature(function).bind(*positional, **named)
+                (positional, by_name), *_ = found
+                bound = inspect.signature(fn).bind(*positional, **by_name)
                 bound.apply_defaults()
                 _note_integers(bound.arguments, lambda name: [f"--{name}"], note)
             return found

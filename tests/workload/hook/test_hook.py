@@ -433,6 +433,26 @@ def test_arguments_of_a_program_may_have_the_names_that_the_hook_uses(
     assert Averaged(optimizer=torch.optim.SGD([weight]), plain=0.5).defaults["lr"] == 0.5
 
 
+def test_a_command_of_click_may_name_the_arguments_of_its_parser(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    click = pytest.importorskip("click")
+    monkeypatch.setattr(click.Command, "parse_args", click.Command.parse_args)
+    source.watch_arguments(inherited=False)
+
+    class Mine(click.Command):  # type: ignore[name-defined, misc]
+        def parse_args(self, ctx: Any, args: Any) -> Any:
+            return super().parse_args(ctx=ctx, args=args)
+
+    sizes: list[int] = []
+    option = click.Option(["--batch"], type=int)
+    Mine("train", callback=lambda batch: sizes.append(batch), params=[option]).main(
+        ["--batch", "8"], standalone_mode=False
+    )
+    assert sizes == [8]
+    assert source.arguments()["batch"] == {"options": ["--batch"], "value": 8}
+
+
 def test_data_that_resembles_a_model_is_still_saved_in_a_probe(
     tmp_path: Path, silenced: SimpleNamespace
 ) -> None:
