@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from itertools import takewhile
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,8 +19,10 @@ from tests.support.studies import (
     run_replay,
     write_table,
 )
+from tuner.answer.parts import FurtherLaunches
 from tuner.executors.simulated_time import SimulatedExecutor
 from tuner.search_spaces.configuration import Configuration
+from tuner.study import session
 from tuner.study.session import SPOILED
 from tuner.workload.records.probe import Failure, ProbeRecord, ProbeRequest, Runner
 from tuner.workload.records.trace import read_trace
@@ -124,6 +127,32 @@ def test_a_lucky_window_is_found_out(tmp_path) -> None:
     result = study(runner, tmp_path, max_probes=30)
     advised = result.recommended
     assert advised.time_to_solution_s / result.steps > 0.8  # and never the half that was seen
+
+
+def test_more_launches_than_were_announced_are_announced_again(monkeypatch) -> None:
+    """ "About 5 launches" were 16 on a busy machine, and nothing was said from the sixth on."""
+    choice = SimpleNamespace(configuration=Configuration.of(micro_batch=2))
+    today = SimpleNamespace(configuration=Configuration.of(micro_batch=1))
+    left = iter([2, 1, 3, 2, 1, None])
+    told: list[str] = []
+    search = SimpleNamespace(
+        state=SimpleNamespace(judge=SimpleNamespace(today_point=today)),
+        cost=SimpleNamespace(expected_kJ=1.0),
+        limit_on=lambda configuration: None,
+        note=told.append,
+        verify=lambda *_: told.append("launch") or SimpleNamespace(failure=None),
+    )
+
+    def launches(*_: object) -> tuple[object, FurtherLaunches | None]:
+        count = next(left)
+        return choice, None if count is None else FurtherLaunches(count, of_baseline=False)
+
+    monkeypatch.setattr(session, "launches_to_verify", launches)
+    assert session._verify(search) is None
+    first, *rest = told
+    assert first.endswith("until the choice is sure: about 2 launches")
+    again = "the choice is not sure yet: about 3 more"
+    assert rest == ["launch", "launch", again, "launch", "launch", "launch"]
 
 
 def test_verifying_goes_on_where_it_was_interrupted(tmp_path) -> None:

@@ -323,9 +323,9 @@ def evidence_sentence(result: Answer) -> str:
     if advice.action == "train":
         point = advice.point
     launches, of_today = (result.judged.launches_of(each) for each in (point, baseline))
-    fresh = len(launches & result.judged.verifying)
+    verifying = len(launches & result.judged.verifying)
     text = f"Rests on {_count(len(launches))} of it"
-    text += f", {fresh} of them after it was chosen," if fresh else ""
+    text += f", {verifying} of them after it was chosen," if verifying else ""
     text += f" and {len(of_today)} of today"
     if point.configuration == baseline.configuration:
         text = f"Rests on {_count(len(launches))} of today"

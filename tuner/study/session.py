@@ -231,7 +231,7 @@ def _verify(search: SearchLoop) -> NoVerdict | None:
     # Launch the choice and the baseline again, one at a time, until the choice is sure or no launch
     # is worth its energy; return why no more were made although they were worth it. All windows so
     # far say which is next, so that a study that continues needs no memory of its own.
-    spoiled = 0
+    spoiled = announced_launches = 0
     reported_choice: Point | None = None
     while True:
         state = search.state
@@ -242,13 +242,17 @@ def _verify(search: SearchLoop) -> NoVerdict | None:
         subject, owner = (today, "today's") if more.of_baseline else (choice, "the choice")
         if (limit := search.limit_on(subject.configuration)) is not None:
             return NoVerdict("limits_reached", limit=limit.kind)
+        count = f"{more.launches} launch{'es' * (more.launches != 1)}"
         if reported_choice is None or reported_choice.configuration != choice.configuration:
-            reported_choice = choice
-            count = f"{more.launches} launch{'es' * (more.launches != 1)}"
+            reported_choice, announced_launches = choice, more.launches
             search.note(
                 f"{choice.configuration.short} and today's are launched again until the "
                 f"choice is sure: about {count}"
             )
+        elif not announced_launches:
+            announced_launches = more.launches
+            search.note(f"the choice is not sure yet: about {more.launches} more")
+        announced_launches -= 1
         record = search.verify(subject.configuration, f"{owner} again")
         if record.failure is not None and record.failure.type.too_short:
             return NoVerdict("too_short")
