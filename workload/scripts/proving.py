@@ -265,6 +265,8 @@ def _by_split(
         return job, "the command does not show where they stand"
     other = halved(micro, times)
     if other is None:
+        if times == 1:
+            return job, f"{micro} samples cannot be halved"
         return job, f"neither {micro} samples nor {times} passes can be halved"
     changed = _at(job, micro_batch=other[0])
     accumulates = "gradient_accumulation" in {*found, *job.placeholders, *job.frame.turns}

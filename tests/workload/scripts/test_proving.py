@@ -204,6 +204,27 @@ def test_what_does_not_stay_the_same_is_left_alone(
     assert job.assumed[-1].startswith("--batch-size 8 and --accum 4 are left as today: ")
 
 
+@pytest.mark.parametrize(
+    ("micro", "times", "why"),
+    [
+        (5, 1, "5 samples cannot be halved"),
+        (5, 3, "neither 5 samples nor 3 passes can be halved"),
+    ],
+)
+def test_a_batch_that_cannot_be_halved_is_told_in_words(
+    tmp_path: Path, micro: int, times: int, why: str
+) -> None:
+    """ "5 x 1 cannot be split otherwise" was true of none."""
+    program = Program(accumulates=False)
+    given = {"batch_size": {"options": ["--batch-size"], "value": micro}}
+    frame = ScriptFacts(kind="torch", micro_batch=micro, accumulation=times, counted=True)
+    command = f"train.py --batch-size {micro}"
+    today = script_job(command, tmp_path, frame, devices=1, global_batch=micro * times)
+    job = proven(today, facts(micro, times, 1, arguments=given), program.look, devices=1)
+    assert program.started == []
+    assert job.frame.unproven == f"--batch-size {micro} is left as today: {why}"
+
+
 def test_a_launch_that_fails_leaves_today(tmp_path: Path) -> None:
     job = proven(job_of(tmp_path), facts(8, 4), lambda *_: "AssertionError: 8", devices=2)
     assert "split otherwise, the script does not start (AssertionError: 8)" in job.assumed[-1]
