@@ -28,6 +28,8 @@ FILES = {
     if path.is_file()
 }
 Make = Callable[[zipfile.ZipFile], None]
+#: Where the run may stand in a zip file.
+TOPS = ("", "measured/", "./measured/", "theirs/")
 
 
 @pytest.fixture(autouse=True)
@@ -67,17 +69,18 @@ def test_a_zip_file_of_a_run_answers_as_its_folder(
     command, *rest = words
     code = main([command, str(RUN), *rest])
     of_folder = capsys.readouterr()
-    for top in ("", "measured/", "./measured/", "theirs/"):
+    for top in TOPS:
         path = str(zipped(tmp_path / "measured.ZIP", top))
         assert main([command, path, *rest]) == code
         of_archive = capsys.readouterr()
         assert of_archive.out.replace("theirs", "measured") == of_folder.out
         assert of_archive.err == of_folder.err
-        assert tuner.load_result(path).to_json()["run_dir"] == path
 
 
 def test_a_zip_file_of_a_run_is_compared_with_a_folder_and_shown_as_json(tmp_path: Path) -> None:
-    path = str(zipped(tmp_path / "measured.ZIP"))
+    for top in TOPS:
+        path = str(zipped(tmp_path / "measured.ZIP", top))
+        assert tuner.load_result(path).to_json()["run_dir"] == path
     assert main(["compare", path, str(RUN)]) == 0
     assert main(["show", "measured.ZIP", "--json"]) == 0
 
