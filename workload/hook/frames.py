@@ -5,6 +5,7 @@ the micro-batch and accumulation that it takes by itself, and the program's own 
 In a probe the methods that write checkpoints and logs do nothing.
 """
 
+import contextlib
 import gc
 import importlib
 import inspect
@@ -194,7 +195,14 @@ def silence(torch: Any) -> None:
 
 
 def _is_checkpoint(torch: Any, value: Any) -> bool:
-    # A model or an optimizer, the state of one, or a copy of what a model has learned.
+    # A model or an optimizer, the state of one, or a copy of what a model has learned. Data may be
+    # of any kind, such as arrays that torch cannot take, and must not end the program.
+    with contextlib.suppress(Exception):
+        return _holds_a_model(torch, value)
+    return False
+
+
+def _holds_a_model(torch: Any, value: Any) -> bool:
     tensors: dict[tuple[int, ...], list[Any]] = {}
     for part in _parts(value):
         if isinstance(part, torch.nn.Module | torch.optim.Optimizer):
@@ -203,9 +211,10 @@ def _is_checkpoint(torch: Any, value: Any) -> bool:
             return True
         if isinstance(part, Mapping) and {"state", "param_groups"} <= part.keys():
             return True
-        tensor = torch.from_numpy(part) if _is_array(part) else part
-        if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
-            tensors.setdefault(tuple(tensor.shape), []).append(tensor.detach())
+        with contextlib.suppress(ValueError, TypeError, RuntimeError):  # no plain one
+            tensor = torch.from_numpy(part) if _is_array(part) else part
+            if isinstance(tensor, torch.Tensor) and tensor.is_floating_point():
+                tensors.setdefault(tuple(tensor.shape), []).append(tensor.detach())
     return _copy_a_model(torch, tensors)
 
 
@@ -260,7 +269,7 @@ def _is_copied(
             torch.equal(plain.to(device=each.device, dtype=each.dtype), each)
             for each in tensors.get(tuple(plain.shape), ())
         )
-    except (RuntimeError, IndexError, NotImplementedError):  # without values, or with none here
+    except (ValueError, RuntimeError, IndexError, NotImplementedError):  # without values, or here
         return False
 
 

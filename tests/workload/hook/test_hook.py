@@ -396,6 +396,32 @@ def test_no_copy_of_a_model_is_saved_in_a_probe_before_its_first_step(
     assert not list(tmp_path.iterdir())
 
 
+class Unreadable(dict[str, Any]):
+    """A mapping whose values cannot be had, such as a file of another library that is closed."""
+
+    def values(self) -> Any:
+        raise OSError("closed")
+
+
+def test_data_of_any_kind_is_saved_in_a_probe(tmp_path: Path, silenced: SimpleNamespace) -> None:
+    """What the hook cannot compare with a model must not end the program."""
+    numpy = pytest.importorskip("numpy")
+    models = [torch.nn.LazyLinear(2), torch.nn.Linear(2, 3), torch.nn.Linear(0, 3)]
+    data = {
+        "reversed": [numpy.arange(3.0)[::-1], numpy.arange(2, dtype=">f4")],
+        "wide": {"a": numpy.ones(2, dtype=numpy.longdouble), "b": torch.randn(3)},
+        "nested": [torch.nested.nested_tensor([torch.ones(2), torch.ones(3)]), torch.randn(2)],
+        "sparse": [torch.eye(3, 2).to_sparse(), torch.randn(3)],
+        "unreadable": Unreadable(a=1),
+    }
+    for name, value in data.items():
+        torch.save(value, tmp_path / f"{name}.pt")
+    assert {path.stem for path in tmp_path.iterdir()} == set(data)
+    # They hide no checkpoint beside them.
+    torch.save([data["reversed"][0], dict(models[1].state_dict())], tmp_path / "initial.pt")
+    assert not (tmp_path / "initial.pt").exists()
+
+
 def test_data_is_saved_by_the_names_of_the_arguments_too(
     tmp_path: Path, silenced: SimpleNamespace
 ) -> None:
