@@ -648,9 +648,10 @@ class Script(Checked):
 
     @property
     def is_script_alone(self) -> bool:
-        """True if the parser finds a script without a launcher."""
+        """True if the parser finds a script without a launcher, and nothing for the shell to do."""
         try:
-            return bool(self.words) and (self.launcher is None or not self.launcher.words)
+            alone = self.launcher is None or not self.launcher.words
+            return bool(self.words) and alone and not self._for_shell
         except InputError:
             return False
 

@@ -205,3 +205,21 @@ def test_a_launch_that_trains_the_same_with_another_kernel_shows_its_ranks_too(
     )
     assert (asked, job.as_it_stands) == (["fused", ""][:starts], False)
     assert [knob.name for knob in job.knobs] == ["optimizer_kernel"] * (kernel == "fused")
+
+
+@pytest.mark.parametrize(
+    ("command", "alone"),
+    [
+        ("python train.py --tag 'a | b'", True),
+        ("SEED=3 python train.py", True),
+        ("python train.py | tee log", False),
+        ("python train.py > log", False),
+        ("python train.py & wait", False),
+        ("python other.py", False),
+    ],
+)
+def test_a_line_with_work_for_the_shell_is_no_script_alone(
+    command: str, alone: bool, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").touch()
+    assert Script(command, cwd=tmp_path).is_script_alone == alone
