@@ -64,7 +64,7 @@ class TodayFacts:
             micro, times = self.micro_batch or "?", self.accumulation or "?"
             batch = f"global batch {self.global_batch} = micro-batch {micro} x accumulation {times}"
             batch += f" x {self.replicas} replica{'s' * (self.replicas != 1)}"
-        of = self._batch_sources
+        of = self._batch_sources({})
         length = "unknown, so energy and time are per optimizer step (--steps N gives the total)"
         if self.steps:
             length = f"{self.steps:,} optimizer steps{self._source('steps')}"
@@ -90,17 +90,17 @@ class TodayFacts:
         another value, and a proof where it is all that changed of the batch."""
         of_knobs = self._knob_lines(before.knobs)
         here, there = replace(self, knobs={}), replace(before, knobs={})
-        proven = self._batch_sources != before._batch_sources
+        proven = self._batch_sources(before.sources)
         if proven and replace(here, sources={}) == replace(there, sources={}):
-            return (f"proven: {self._batch_sources}", *of_knobs)
+            return (f"proven: {proven}", *of_knobs)
         changed = [line for line in here.lines if line not in there.lines]
         return (*changed, *of_knobs)
 
-    @property
-    def _batch_sources(self) -> str:
+    def _batch_sources(self, told: Mapping[str, str]) -> str:
+        # Where the parts of the batch come from, without what was told.
         found: dict[str, list[str]] = {}
         for name in ("micro_batch", "accumulation"):
-            if name in self.sources:
+            if name in self.sources and self.sources[name] != told.get(name):
                 found.setdefault(self.sources[name], []).append(name.replace("_", "-"))
         return "; ".join(f"{' and '.join(names)}: {source}" for source, names in found.items())
 

@@ -45,6 +45,12 @@ def test_of_the_same_values_only_a_proof_is_new() -> None:
     proven = replace(COUNTED, sources=dict.fromkeys(COUNTED.sources, PROOF))
     assert proven.changed_lines(COUNTED) == (f"proven: micro-batch and accumulation: {PROOF}",)
     assert COUNTED.changed_lines(COUNTED) == ()
+    # What was counted before is not proven by it.
+    alone = replace(COUNTED, sources={**COUNTED.sources, "micro_batch": "--bs 16"})
+    assert alone.changed_lines(COUNTED) == ("proven: micro-batch: --bs 16",)
+    assert replace(COUNTED, sources={}).changed_lines(alone) == (
+        replace(COUNTED, sources={}).lines[0],
+    )
 
 
 def test_other_values_are_told_with_their_line() -> None:
