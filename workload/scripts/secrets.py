@@ -45,7 +45,9 @@ _NO_SECRET = re.compile(
     r"(?i).*=(true|false|none|\d{1,3}|<.*>|\s*)|.*(token|key)=[\d.,_e+]+"
     r"|(.*[-_.])?(eos|bos|pad|unk|sep|cls|mask|image|video|audio|special|stop)_?token=.*"
 )
-_COLUMN = re.compile(r"(?!.*(?i:api|access|private|secret|auth)[-_]?key=).*[kK][eE][yY]=[a-z_]+")
+_COLUMN = re.compile(
+    r"(?!.*(?i:api|access|private|secret|auth)[-_]?key=).*[kK][eE][yY]=([A-Z]{1,6}_)?[a-z_]+"
+)
 #: Forms of well-known tokens.
 KNOWN_TOKEN = re.compile(
     r"hf_[A-Za-z0-9]{16,}|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{20,}|glpat-[\w-]{16,}"

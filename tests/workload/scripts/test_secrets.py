@@ -66,6 +66,7 @@ def test_what_is_kept_of_a_command(command: str, kept: str) -> None:
         "OMP_NUM_THREADS=4 USE_FLASH=1 DEBUG=true torchrun t.py",
         "t.py --tokenizer gpt2 --max_tokens 4096 --max_token 4096 --pad_token <pad> --num_pass 3",
         "t.py --eos_token EOS --label_key label --input_key question --special_token_ids 3",
+        "t.py --energy_key=REF_energy --forces_key DFT_forces",
         "t.py --sort-key length --use_auth_token true --password '' --apply_chat_template x",
         "t.py --url https://host:8080/path --mail a@b.c --ratio 1:2 --key_frames abc --token",
         "t.py --token {token=abc1} a=${env:USER_TOKEN} --out out/{env:RUN} monkey=3",
@@ -74,6 +75,21 @@ def test_what_is_kept_of_a_command(command: str, kept: str) -> None:
 def test_what_is_no_secret_stays(command: str) -> None:
     words = shlex.split(command)
     assert hidden(words) == (words, {})
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "t.py --wandb_key=ABCDEFG_h1jk",
+        "t.py --data_key=ZEBRAZEBRA_abc",
+        "t.py --api_key=REF_energy",
+        "t.py --access-key REF_energy",
+    ],
+)
+def test_a_key_that_only_resembles_a_column_is_a_secret(command: str) -> None:
+    made, values = hidden(shlex.split(command))
+    assert len(values) == 1
+    assert "{env:ARG_" in " ".join(made)
 
 
 def job_of(folder: Path, command: str = COMMAND) -> ScriptJob:
