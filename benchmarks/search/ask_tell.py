@@ -147,7 +147,8 @@ class AskTellPlanner(ProbePlanner):
             if measured.candidate not in self._told:
                 self._told.add(measured.candidate)
                 configuration = self._configurations[measured.candidate]
-                self._sampler.tell(configuration, measured.step_time_s, measured.power_W)
+                window = measured.window
+                self._sampler.tell(configuration, window.step_time_s, window.power_W)
 
     def _ask(self, observations: Observations, closed: np.ndarray) -> int:
         self._tell(observations)

@@ -149,7 +149,7 @@ def test_a_curve_of_plans_for_each_stage_is_no_rougher_than_one_of_a_clock() -> 
         def view(member: int) -> CandidateView:
             one = np.array([member])
             figures = surrogates.predict(one)
-            return CandidateView(one, np.zeros(1), figures, np.ones(1), np.ones(1), np.zeros(1))
+            return CandidateView(one, np.zeros(1), figures, np.ones(1), np.ones(1))
 
         return float(knee_sd(surrogates.features, view(0), view(1))[0])
 

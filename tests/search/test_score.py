@@ -58,7 +58,6 @@ def view_of(measured: list[int]) -> tuple[CandidateView, CandidateView, Surrogat
             posterior=surrogates.predict(members),
             chances=np.ones(len(members)),
             gpus=np.ones(len(members)),
-            rough=np.zeros(len(members)),
         )
 
     free = np.setdiff1d(np.arange(len(CONFIGURATIONS)), measured)

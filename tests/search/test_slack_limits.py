@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.support.studies import probe_with
+from tests.support.studies import measured, probe_with
 from tuner.search.candidate_planner import CandidatePlanner
 from tuner.search.evidence import DOUBT, Outcome, SlackLimits
 from tuner.search_spaces.configuration import Configuration
@@ -30,12 +30,21 @@ SLACK = SlackLimits(CONFIGURATIONS, np.repeat([0, 1], 5))
 
 
 def observed(candidate: int, power_W: float, rse: float = 0.0, time_s: float = 1.0) -> Outcome:
-    return Outcome(candidate, CONFIGURATIONS[candidate], time_s, power_W, rse, rse)
+    window = replace(
+        measured(time_s=time_s, power_W=power_W),
+        step_time_se_s=rse * time_s,
+        power_se_W=rse * power_W,
+    )
+    return Outcome(candidate, CONFIGURATIONS[candidate], window)
 
 
-def last(*measured: Outcome) -> dict[int, float]:
+def capped(outcome: Outcome) -> Outcome:
+    return replace(outcome, window=replace(outcome.window, flags=("throttle_power_0",)))
+
+
+def last(*outcomes: Outcome) -> dict[int, float]:
     """Return the candidates that are probed last, with their chances."""
-    chances = SLACK.chances(measured)
+    chances = SLACK.chances(outcomes)
     return {int(i): float(chances[i]) for i in np.flatnonzero(chances < 1)}
 
 
@@ -45,7 +54,7 @@ def test_a_limit_is_judged_by_power_drawn_without_it() -> None:
     assert last(observed(3, 120.0)) == {2: DOUBT}
     assert last(observed(3, 190.0)) == {}
     assert last(observed(3, 110.0, rse=0.02)) == {2: DOUBT}
-    assert last(replace(observed(3, 110.0), power_capped=True)) == {}
+    assert last(capped(observed(3, 110.0))) == {}
     # A limit that binds lowers power and passes a test by its own window: 150 > 1.3 x 110 W.
     assert last(observed(1, 110.0)) == {}
 

@@ -128,9 +128,10 @@ class CandidatePlanner(ProbePlanner):
         )
 
     def _fit(self, observations: Observations) -> None:
-        names = "delivered", "step_time_s", "power_W", "step_time_rse", "power_rse"
-        columns = ([getattr(m, name) for m in observations.measured] for name in names)
-        if self.surrogates.fit(*columns):  # the hyperparameters changed
+        measured = observations.measured
+        names = "step_time_s", "power_W", "step_time_rse", "power_rse"
+        figures = ([getattr(one.window, name) for one in measured] for name in names)
+        if self.surrogates.fit([one.delivered for one in measured], *figures):
             self._pool.tracked = None
 
     # -- planning ------------------------------------------------------------------------------

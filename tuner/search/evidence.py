@@ -38,7 +38,6 @@ import numpy as np
 from tuner.models.surrogate.surrogates import POWER_NOISE, TIME_NOISE
 from tuner.search.question import POWER_LIMIT, most_power_W
 from tuner.search_spaces.configuration import Configuration, Settings
-from tuner.search_spaces.knobs import Value
 from tuner.workload.node.measure.measurement import CLOCK_SHARE
 from tuner.workload.records.probe import Failure, Measurement, ProbeRecord
 
@@ -66,41 +65,22 @@ ERRORS = 3.0
 #: Windows agree only if their ratio, of time or power, is known to this (`ERRORS` of its errors).
 AGREE = 0.1
 CLOCK = "clock_MHz"
-#: One or two launch values, each with the index of its knob.
-_Cause = frozenset[tuple[int, Value | None]]
+#: One or two launch values in words ("zero_stage 3").
+_Cause = frozenset[str]
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """One finished measurement: the candidate, the configuration that really ran, and figures.
-
-    `power_capped` is True if the devices reported that their power limit slowed them down.
-    """
+    """One window of a candidate, and the configuration that was delivered, which models learn."""
 
     candidate: int
     delivered: Configuration
-    step_time_s: float
-    power_W: float
-    step_time_rse: float
-    power_rse: float
-    power_capped: bool = False
+    window: Measurement
 
-    @classmethod
-    def of(cls, candidate: int, configuration: Configuration, measurement: Measurement) -> Outcome:
-        """Return the observation of a window; models learn from the settings that were delivered,
-        which may differ from the requested."""
-        live = measurement.as_delivered
-        if live != measurement.live:
-            configuration = Configuration(configuration.launch, live)
-        return cls(
-            candidate,
-            configuration,
-            measurement.step_time_s,
-            measurement.power_W,
-            measurement.step_time_rse,
-            measurement.power_rse,
-            any(flag.startswith(POWER_CAPPED) for flag in measurement.flags),
-        )
+    @property
+    def power_capped(self) -> bool:
+        """True if the devices reported that their power limit slowed them down."""
+        return any(flag.startswith(POWER_CAPPED) for flag in self.window.flags)
 
 
 class Observations:
@@ -168,8 +148,9 @@ class Observations:
         launch, peak = int(self._launch_of[candidate]), measurement.peak_memory_bytes
         before = self.peak_bytes.get(launch, math.nan)
         self.peak_bytes[launch] = float(np.fmax(math.nan if peak is None else peak, before))
-        configuration = self._candidates[candidate]
-        self.measured.append(Outcome.of(candidate, configuration, measurement))
+        launch_values = self._candidates[candidate].launch
+        delivered = Configuration(launch_values, measurement.as_delivered)
+        self.measured.append(Outcome(candidate, delivered, measurement))
 
     def _add_failure(self, failure: Failure, launch: int, unmeasured: list[int]) -> None:
         kind = failure.type
@@ -206,16 +187,13 @@ class CrashCauses:
         made = []
         for alike, suspects in self._causes(records):
             if suspects:
-                values = " or ".join(sorted(self._shown(cause) for cause in suspects))
+                values = " or ".join(sorted(" and ".join(sorted(cause)) for cause in suspects))
                 crashed = " and ".join(each.request.probe_id for each in alike)
                 made.append(
                     f"launches without {values} come first from now on: {crashed} crashed with it, "
                     "and no launch with it has trained"
                 )
         return tuple(made)
-
-    def _shown(self, cause: _Cause) -> str:
-        return " and ".join(sorted(f"{self._names[at]} {value}" for at, value in cause))
 
     def _causes(
         self, records: Sequence[ProbeRecord]
@@ -224,11 +202,7 @@ class CrashCauses:
         trained = {self._values(each.request.launch) for each in records if each.measurements}
         crashes: dict[str, list[ProbeRecord]] = {}
         for record in records:
-            if (
-                record.failure is not None
-                and not record.measurements
-                and _blames_launch(record.failure)
-            ):
+            if record.failure and not record.measurements and _blames_values(record.failure):
                 crashes.setdefault(record.failure.place, []).append(record)
         for alike in crashes.values():
             yield alike, self._suspects(alike, trained)
@@ -246,10 +220,10 @@ class CrashCauses:
     def _values(self, launch: Settings) -> _Cause:
         # A knob that a launch does not name is at its default.
         configuration = Configuration(launch)
-        return frozenset((i, configuration.get(name)) for i, name in enumerate(self._names))
+        return frozenset(f"{name} {configuration.get(name)}" for name in self._names)
 
 
-def _blames_launch(failure: Failure) -> bool:
+def _blames_values(failure: Failure) -> bool:
     return failure.type.blames == "launch" and failure.kind not in ("out_of_memory", "disk_full")
 
 
@@ -271,13 +245,14 @@ class SlackLimits:
             if math.isfinite(self._most_W[one.candidate]) and not one.power_capped:
                 windows.setdefault(int(self._curve[one.candidate]), []).append(one)
         for curve, several in windows.items():
-            free = max(several, key=lambda one: self._most_W[one.candidate])
+            highest = max(several, key=lambda one: self._most_W[one.candidate])
+            free = highest.window
             # Power of the whole job, perhaps with its hosts: what the devices draw is this at most.
             error = ERRORS * (POWER_NOISE if math.isnan(free.power_rse) else free.power_rse)
             slack = (self._curve == curve) & (self._most_W > SLACK * (1 + error) * free.power_W)
-            slack &= self._most_W < self._most_W[free.candidate]
+            slack &= self._most_W < self._most_W[highest.candidate]
             for one in several:
-                differ = _differ(one, free) if slack[one.candidate] else None
+                differ = _differ(one.window, free) if slack[one.candidate] else None
                 if differ:  # limits far above the mean power bind, and none is left for last
                     return chances
                 agreeing += differ is False
@@ -286,7 +261,7 @@ class SlackLimits:
         return chances
 
 
-def _differ(one: Outcome, other: Outcome) -> bool | None:
+def _differ(one: Measurement, other: Measurement) -> bool | None:
     time, power = one.step_time_s / other.step_time_s, one.power_W / other.power_W
     errors = np.array([(each.step_time_rse, each.power_rse) for each in (one, other)])
     error = np.where(np.isnan(errors), (TIME_NOISE, POWER_NOISE), np.maximum(errors, 1e-4))

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property, reduce
 from typing import TYPE_CHECKING
 
@@ -49,8 +49,6 @@ MOST_WORK, LEAST_TAKEN = 400_000_000, 1000
 #: Standard deviation of a knee's error over the distance to the next measured setting, a share of a
 #: knob's range.
 KNEE = 0.15
-#: Chance from which a candidate is not left for last where nothing is worth anything.
-LIKELY = 0.5
 #: Share of the widening of the answer's intervals: a search pays for each doubt.
 WIDENED = 0.5
 #: Number of draws.
@@ -94,8 +92,6 @@ class CandidateView:
     # closed by it: it weighs what a candidate is worth.
     chances: np.ndarray
     gpus: np.ndarray
-    # standard deviation of a further error of log time and log power, (n,) (`knee_sd`).
-    rough: np.ndarray
 
     def __getitem__(self, rows: np.ndarray) -> CandidateView:
         """Return the view of these rows alone."""
@@ -105,11 +101,6 @@ class CandidateView:
     def points(self) -> np.ndarray:
         """Expected log energy and log time of each, (n, 2)."""
         return np.column_stack([self.posterior.log_energy, self.posterior.log_time])
-
-    @property
-    def likely(self) -> np.ndarray:
-        """Rows of those with an even chance, or, if none has, with the best one."""
-        return np.flatnonzero(self.chances >= min(LIKELY, self.chances.max()))
 
     def counting(self, draws: int) -> np.ndarray:
         """Return a mask of the draws in which each counts, (draws, n)."""
@@ -165,14 +156,14 @@ class CandidatePool:
             poor = closed | (chances < REFUSED_BELOW)
             self.tracked = self._sample(observations, closed if poor.all() else poor)
         measured = dict.fromkeys(m.candidate for m in observations.measured)
-        known = self._view(np.array([*measured, *observations.pending]), chances)
-        tried = self._view(self.tracked[~closed[self.tracked]], chances)
-        return known, replace(tried, rough=knee_sd(self._surrogates.features, known, tried))
+        known = np.array([*measured, *observations.pending])
+        tried = self.tracked[~closed[self.tracked]]
+        return self._view(known, chances), self._view(tried, chances)
 
     def _view(self, members: np.ndarray, chances: np.ndarray) -> CandidateView:
         launch_of, posterior = self._launch_of[members], self._surrogates.predict(members)
-        gpus, smooth = self._gpus[launch_of], np.zeros(len(members))
-        return CandidateView(members, launch_of, posterior, chances[members], gpus, smooth)
+        gpus = self._gpus[launch_of]
+        return CandidateView(members, launch_of, posterior, chances[members], gpus)
 
     def _sample(self, observations: Observations, closed: np.ndarray) -> np.ndarray:
         measured, n = observations.measured, len(closed)
@@ -181,8 +172,8 @@ class CandidatePool:
             return np.arange(n)
         if self._codes is None:
             self._codes = launch_codes(self._candidates.launches)
-        energy = np.array([m.step_time_s * m.power_W for m in measured])
-        best = nondominated(energy, np.array([m.step_time_s for m in measured]))
+        power_W, time_s = np.array([(m.window.power_W, m.window.step_time_s) for m in measured]).T
+        best = nondominated(power_W * time_s, time_s)
         front = {int(self._launch_of[measured[i].candidate]) for i in np.flatnonzero(best)}
         still_open = np.unique(self._launch_of[~closed])
         near = np.intersect1d(neighbours(self._codes, front), still_open)
@@ -221,9 +212,10 @@ class JointDraws:
         width = MEASURED_DRAWN + OPEN_DRAWN + LIVE_DRAWN
         normals = quasi_normal(DRAWS, 2 * width, seed).reshape(DRAWS, 2, width)
         time, power = surrogates.sample(both, normals, widened=WIDENED)
-        rough = np.random.default_rng(seed).standard_normal((2, DRAWS, OPEN_DRAWN + LIVE_DRAWN))
-        for log, error in zip((time, power), rough, strict=True):
-            log[:, self.count :] += error[:, : time.shape[1] - self.count] * self.still_open.rough
+        rough = knee_sd(surrogates.features, measured, self.still_open)
+        errors = np.random.default_rng(seed).standard_normal((2, DRAWS, OPEN_DRAWN + LIVE_DRAWN))
+        time[:, self.count :] += errors[0, :, : len(rough)] * rough
+        power[:, self.count :] += errors[1, :, : len(rough)] * rough
         gpus = np.append(self.measured.gpus, self.still_open.gpus)
         logs = time + power, time
         # Of each figure that is to be low, or of the question's loss.
@@ -416,8 +408,8 @@ def best_probe(
     scores = value / np.where(leaves, joules + price_J + return_J, joules)
     best = first_best(scores)
     rows, chance, gain = launches[best], chances[best], float(mended[best].mean())
-    if scores[best] <= 0:  # nothing is worth anything: the likely one with the widest posterior
-        first = int(tried.likely[first_best(tried.posterior.log_energy_std[tried.likely])])
+    if scores[best] <= 0:  # nothing is worth anything: what is likely and uncertain comes first
+        first = first_best(tried.chances * tried.posterior.log_energy_std)
         gain = 0.0
     else:
         first = int(rows[first_best(chance / (launch_J + visit_J)[rows])])

@@ -213,7 +213,8 @@ class StockPlanner(ProbePlanner):
 
     def _report(self, observations: Observations) -> None:
         for one in observations.measured[self._reported :]:
-            values = [one.power_W * one.step_time_s, one.step_time_s]
+            time_s = one.window.step_time_s
+            values = [one.window.power_W * time_s, time_s]
             if (running := self._running.pop(one.candidate, None)) is not None:
                 self._study.tell(running, values)
             else:  # measured in an earlier session, or as the baseline
