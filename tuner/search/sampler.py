@@ -1,9 +1,9 @@
 """Optuna's samplers and this project's planner, each in the other's place.
 
 `CandidateSampler` proposes in a study of the user's what the planner would probe next.
-`StockPlanner` lets an Optuna sampler plan a search, one configuration at a time: it does not know
-which combinations are valid, so it is asked, in a study in memory, until its proposal is a
-candidate not tried yet.
+`StockPlanner` lets an Optuna sampler plan a search, one configuration at a time, by a study in
+memory. It does not know which combinations are valid, or that a repetition tells nothing, so the
+open candidate nearest to its proposal is taken.
 """
 
 from __future__ import annotations
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 
 _METER = MeterInfo("study", "gpu", "the values of its trials")
 _DIRECTIONS = [StudyDirection.MINIMIZE, StudyDirection.MINIMIZE]
-#: Asks, and equal ones in a row, after which the open candidate nearest to the proposal is taken.
-MAX_SUGGESTIONS, SAME_SUGGESTIONS = 50, 3
 
 
 class ParameterEncoding:
@@ -84,8 +82,7 @@ def _distribution(name: str, levels: list[Any]) -> BaseDistribution:
         steps = {b - a for a, b in zip(sorted(levels)[:-1], sorted(levels)[1:], strict=True)}
         if len(steps) == 1:
             return IntDistribution(min(levels), max(levels), step=steps.pop())
-    numbers = all(isinstance(v, int | float) and not isinstance(v, bool) for v in levels)
-    return CategoricalDistribution(sorted(levels) if numbers else sorted(levels, key=_level_order))
+    return CategoricalDistribution(sorted(levels, key=_level_order))
 
 
 def _level_order(level: Any) -> tuple[int, float, str]:
@@ -225,20 +222,14 @@ class StockPlanner(ProbePlanner):
             self._study.tell(self._running.pop(candidate), state=TrialState.FAIL)
 
     def _proposed(self, closed: np.ndarray) -> int:
-        refused: list[dict[str, Any]] = []
-        while len(refused) < MAX_SUGGESTIONS:
-            trial = self._study.ask(self._encoding.distributions)
-            candidate = self._encoding.index_of_params(trial.params)
-            if candidate is not None and not closed[candidate]:
-                self._running[candidate] = trial
-                return candidate
+        trial = self._study.ask(self._encoding.distributions)
+        candidate = self._encoding.index_of_params(trial.params)
+        if candidate is None or closed[candidate]:
             self._study.tell(trial, state=TrialState.FAIL)
-            refused.append(trial.params)
-            if refused[-SAME_SUGGESTIONS:] == SAME_SUGGESTIONS * [trial.params]:
-                break
-        candidate = self._nearest(refused[-1], closed)
-        self._study.enqueue_trial(self._params_of(candidate))
-        self._running[candidate] = self._study.ask(self._encoding.distributions)
+            candidate = self._nearest(trial.params, closed)
+            self._study.enqueue_trial(self._params_of(candidate))
+            trial = self._study.ask(self._encoding.distributions)
+        self._running[candidate] = trial
         return candidate
 
     def _params_of(self, candidate: int) -> dict[str, Any]:
