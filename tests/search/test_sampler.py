@@ -16,7 +16,8 @@ from optuna.testing.pytest_samplers import (
 )
 from optuna.trial import Trial, TrialState
 
-from tests.search.test_candidate_planner import CANDIDATES, TRUTH, by_chance, gap, truth
+from tests.search.test_candidate_planner import CANDIDATES, TRUTH, by_chance, gap, paid_J, truth
+from tuner.problem.problem import ProbeCost
 from tuner.search.sampler import CandidateSampler, record_of
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.space import Candidates
@@ -61,7 +62,9 @@ def test_it_serves_study_optimize_without_a_driver() -> None:
 
     study.optimize(objective, n_trials=20)
     assert len(set(visited)) == 20
-    chance = [by_chance(TRUTH, measurements=20, seed=seed) for seed in range(20)]
+    cost = ProbeCost()
+    joules = sum(paid_J(TRUTH, cost, [each]) for each in visited)  # a trial launches anew
+    chance = [by_chance(TRUTH, joules=joules, seed=seed, cost=cost) for seed in range(20)]
     assert gap(TRUTH, set(visited)) < np.median(chance)
 
 
