@@ -166,11 +166,6 @@ class FeatureMap:
         """True if a model predicts the candidates."""
         return self._model is not None
 
-    @property
-    def dimension(self) -> int:
-        """Number of columns."""
-        return int(self.matrix.shape[1])
-
     def correct(self, configurations: Sequence[Configuration], logs: np.ndarray) -> bool:
         """Correct the model's constants by the windows of the first launches; True if it changed.
 

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import NamedTuple
+from functools import lru_cache, partial
 
 import numpy as np
 from scipy.linalg import cho_solve, cholesky, solve_triangular
@@ -49,7 +48,7 @@ def ranked(values: np.ndarray) -> np.ndarray:
     return np.argsort(-np.round(_over_largest(values) / TOLERANCE), kind="stable")
 
 
-# Covariance of a Gaussian process over launches and live settings, and its likelihood.
+# Covariance of a Gaussian process over launches and live settings.
 #
 #     k(x, x') = a_launch^2 kL + a_live^2 kV + a_mix^2 kL kV + a_own^2 kO + a constant
 #
@@ -59,9 +58,9 @@ def ranked(values: np.ndarray) -> np.ndarray:
 # differs is left to the mix (additive kernels: Duvenaud, Nickisch & Rasmussen 2011, arXiv
 # 1112.4394). kO is a rough (Matern-1/2) kernel of the launch columns with a short fixed length:
 # each launch has a few per cent of its own (which kernels its shapes select, where one bound takes
-# over from another), which would else read as noise, or as a function without length. What a model
-# misjudges of one value it misjudges wherever that is set: of a model's errors most of kO is a sum
-# over the launch columns (`Level`), so that a few launches tell of many.
+# over from another), which would else read as noise, or as a function without length. Most of it
+# belongs to values of knobs, wherever they are set: a sum over the launch columns (`BY_COLUMN`), so
+# that a few launches tell of many.
 
 
 #: Kinds of columns.
@@ -71,6 +70,8 @@ KINDS = LAUNCH, LIVE = 0, 1
 SHARES = (0.9, 0.3, 0.2)
 #: Length of kO: a fifth of a column's range, times sqrt(columns) of all together.
 OWN_LENGTH = 0.2
+#: Share of kO that is a sum over the launch columns.
+BY_COLUMN = 0.9
 #: Length scales are log-normal with median exp(sqrt(2)) sqrt(d): smooth unless the data say
 #: otherwise, whatever the dimension d (Hvarfner et al. 2024, "Vanilla Bayesian optimization
 #: performs great in high dimensions", arXiv 2402.02229, section 4). Their log-sd is sqrt(3); here
@@ -82,18 +83,6 @@ AMPLITUDE_LOG_SD, NOISE_LOG_SD = 1.0, 0.7
 CONSTANT = 9.0
 #: Added to the diagonal of a covariance, a share of the variance: rounding may make it singular.
 JITTER = 1e-11
-
-
-class Level(NamedTuple):
-    """Launches' own levels, the part kO of the kernel."""
-
-    sd: float  # prior median of their standard deviation
-    by_column: float  # share of their variance that is a sum over the launch columns
-
-
-#: Of figures: a few per cent between neighbours. Of a model's errors there is more, and it belongs
-#: to values.
-OF_FIGURES, OF_ERRORS = Level(0.02, 0.0), Level(0.1, 0.9)
 
 
 @dataclass(frozen=True)
@@ -141,15 +130,16 @@ def lower_root(covariance: np.ndarray, variance: float) -> np.ndarray:
 
 
 def prior_of_logs(
-    kinds: np.ndarray, amplitude: float, noise: float, level: Level = OF_FIGURES
+    kinds: np.ndarray, amplitude: float, own: float, noise: float
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return mean and standard deviation of the logs of the hyperparameters.
 
     Args:
         amplitude: expected standard deviation of the function.
+        own: that of launches' own levels.
     """
     counts = np.array([(kinds == kind).sum() for kind in KINDS])
-    amplitudes = np.append(amplitude * np.array(SHARES) / np.linalg.norm(SHARES), level.sd)
+    amplitudes = np.append(amplitude * np.array(SHARES) / np.linalg.norm(SHARES), own)
     lengths = LENGTH_LOG_MEDIAN + 0.5 * np.log(counts[kinds])
     sd = [[AMPLITUDE_LOG_SD] * 4, [LENGTH_LOG_SD] * len(kinds), [NOISE_LOG_SD]]
     return np.concatenate([np.log(amplitudes), lengths, [np.log(noise)]]), np.concatenate(sd)
@@ -165,20 +155,16 @@ class Pairs:
         own: correlation of the launches' own levels, which has no hyperparameter, (n, m).
     """
 
-    def __init__(
-        self, kinds: np.ndarray, a: np.ndarray, b: np.ndarray, level: Level = OF_FIGURES
-    ) -> None:
+    def __init__(self, kinds: np.ndarray, a: np.ndarray, b: np.ndarray) -> None:
         masks = {kind: kinds == kind for kind in KINDS if (kinds == kind).any()}
         self._halves = {kind: (of, *_distinct(a[:, of], b[:, of])) for kind, of in masks.items()}
         # Columns that tell launches apart; all of them where there is only one.
         columns = kinds == LAUNCH if LAUNCH in kinds else np.ones(len(kinds), dtype=bool)
         half = None if columns.all() else self._halves[LAUNCH]
         _, rows, others, places = half or (columns, *_distinct(a, b))
-        own = np.exp(-cdist(rows, others) / (OWN_LENGTH * np.sqrt(columns.sum())))
-        if level.by_column:
-            each = np.exp(-np.abs(rows[:, None] - others[None]) / OWN_LENGTH).mean(axis=2)
-            own = level.by_column * each + (1 - level.by_column) * own
-        self.own = own.take(places)
+        whole = np.exp(-cdist(rows, others) / (OWN_LENGTH * np.sqrt(columns.sum())))
+        each = np.exp(-np.abs(rows[:, None] - others[None]) / OWN_LENGTH).mean(axis=2)
+        self.own = (BY_COLUMN * each + (1 - BY_COLUMN) * whole).take(places)
 
     def matern(self, lengths: np.ndarray, kind: int) -> np.ndarray | float:
         """Matern-5/2 of the columns of a kind, (n, m); 1 if there are none."""
@@ -198,61 +184,6 @@ def _distinct(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.
     return a[rows], b[others], i[:, None] * len(others) + j
 
 
-class Likelihood:
-    """Negative log likelihood of rows (n, d), with its gradient.
-
-    Args:
-        variance: each row's own noise variance, (n,).
-        constant: variance of the constant.
-    """
-
-    def __init__(
-        self,
-        kinds: np.ndarray,
-        x: np.ndarray,
-        y: np.ndarray,
-        variance: np.ndarray,
-        constant: float,
-        level: Level = OF_FIGURES,
-    ) -> None:
-        self._kinds, self._y, self._variance, self._constant = kinds, y, variance, constant
-        self._own = Pairs(kinds, x, x, level).own
-        # Squared differences a column: (d, n, n).
-        self._squares = (x.T[:, :, None] - x.T[:, None, :]) ** 2
-
-    def __call__(self, logs: np.ndarray) -> tuple[float, np.ndarray]:
-        """Return value and gradient at the logs of a `Kernel`."""
-        kernel, n = Kernel.of_logs(logs, self._constant), len(self._y)
-        weight, inverse2 = kernel.amplitudes**2, kernel.lengths**-2
-        value = [np.ones((n, n))] * 2
-        slope = [np.zeros((n, n))] * 2  # of each Matern by the log of a length, over its square
-        for kind in set(self._kinds.tolist()):
-            of = self._kinds == kind
-            s = np.sqrt(5.0 * np.tensordot(inverse2[of], self._squares[of], axes=1))
-            decay = np.exp(-s)
-            value[kind] = (1.0 + s + s * s / 3.0) * decay
-            slope[kind] = (5.0 / 3.0) * (1.0 + s) * decay
-        launch, live = value
-        parts = np.array([launch, live, launch * live, self._own])
-        covariance = np.tensordot(weight, parts, axes=1) + kernel.constant
-        covariance[np.diag_indices(n)] += (
-            self._variance + kernel.noise**2 + JITTER * kernel.variance
-        )
-        lower = cholesky(covariance, lower=True, check_finite=False)
-        alpha = cho_solve((lower, True), self._y, check_finite=False)
-        loss = 0.5 * float(self._y @ alpha) + float(np.log(np.diag(lower)).sum())
-        outer = cho_solve((lower, True), np.eye(n), check_finite=False) - np.outer(alpha, alpha)
-        by_amplitude = weight * np.tensordot(parts, outer, axes=2)
-        by_kind = weight[0] + weight[2] * live, weight[1] + weight[2] * launch
-        by_length = np.zeros(len(self._kinds))
-        for kind in set(self._kinds.tolist()):
-            of = self._kinds == kind
-            sums = np.tensordot(self._squares[of], outer * slope[kind] * by_kind[kind], axes=2)
-            by_length[of] = 0.5 * inverse2[of] * sums
-        by_noise = kernel.noise**2 * float(np.trace(outer))
-        return loss, np.concatenate([by_amplitude, by_length, [by_noise]])
-
-
 #: Hyperparameters are fitted on at most this many rows: a likelihood costs O(rows^3).
 FIT_ROWS = 128
 #: With fewer rows than this the hyperparameters stay at the medians of their priors.
@@ -263,8 +194,8 @@ REFIT_GROWTH = 1.2
 #: quiet recordings.
 NOISE_FLOOR = 0.1
 #: Prior standard deviations within which the hyperparameters are sought, and by which they are
-#: moved to find the curvature at the most likely ones.
-MOST_SD, CURVATURE_STEP = 6.0, 0.05
+#: moved to find slopes and, at the most likely ones, the curvature.
+MOST_SD, STEP, CURVATURE_STEP = 6.0, 1e-3, 0.05
 #: Draws of the hyperparameters, and rows up to which they are in doubt: beyond, a factor per draw
 #: is too slow for a proposal (0.4 s at 400 rows, for time and again for power).
 DRAWS, DOUBT_ROWS = 32, 400
@@ -293,6 +224,13 @@ class ConditionalProcess:
         covariance[np.diag_indices(len(y))] += kernel.noise**2 + variance
         self._lower = lower_root(covariance, kernel.variance)
         self._weights = _solved(self._lower, y)
+
+    @property
+    def loss(self) -> float:
+        """Negative log likelihood of the rows, but for a constant."""
+        return 0.5 * float(self._weights @ self._weights) + float(
+            np.log(np.diag(self._lower)).sum()
+        )
 
     def posterior(self, across: Pairs) -> tuple[np.ndarray, np.ndarray]:
         """Return mean and variance (no noise) of the columns of `across`, whose rows are given."""
@@ -334,7 +272,7 @@ class GaussianProcess:
         most_noise: largest fitted standard deviation of the noise beside what rows state.
         amplitude: expected standard deviation of f, in units of y, until there are data to judge
             by.
-        level: launches' own levels.
+        own: expected standard deviation of launches' own levels.
     """
 
     def __init__(
@@ -344,9 +282,9 @@ class GaussianProcess:
         noise: float = 0.1,
         most_noise: float = 0.3,
         amplitude: float = 1.0,
-        level: Level = OF_FIGURES,
+        own: float = 0.02,
     ) -> None:
-        self._kinds, self._level = np.asarray(kinds, dtype=int), level
+        self._kinds, self._own = np.asarray(kinds, dtype=int), own
         self.noise, self.most_noise, self.amplitude = noise, max(most_noise, noise), amplitude
         self._x, self._y, self._variance = np.empty((0, len(self._kinds))), *2 * [np.empty(0)]
         self._centre = 0.0
@@ -367,15 +305,11 @@ class GaussianProcess:
         self._fitted_at = 0
 
     def _prior_of_logs(self, amplitude: float) -> tuple[np.ndarray, np.ndarray]:
-        return prior_of_logs(self._kinds, amplitude, self.noise, self._level)
-
-    def _pairs(self, a: np.ndarray, b: np.ndarray) -> Pairs:
-        return Pairs(self._kinds, a, b, self._level)
+        return prior_of_logs(self._kinds, amplitude, self._own, self.noise)
 
     def _kernel_of(self, logs: np.ndarray) -> Kernel:
         # The constant is broad beside the function, so that the data set it.
-        variance = max(float(np.exp(2 * logs[:4]).sum()), self.amplitude**2)
-        return Kernel.of_logs(logs, CONSTANT * variance)
+        return Kernel.of_logs(logs, CONSTANT * self.amplitude**2)
 
     @staticmethod
     def _start(logs: np.ndarray) -> np.ndarray:
@@ -389,27 +323,26 @@ class GaussianProcess:
         rows = np.arange(n)
         if n > FIT_ROWS:
             rows = np.random.default_rng(0).choice(n, FIT_ROWS, replace=False)
-        y = self._y[rows] - self._centre
-        spread = max(float(np.std(y)), 2 * self.noise)
-        constant = CONSTANT * spread**2
-        variance = self._variance[rows]
-        likelihood = Likelihood(self._kinds, self._x[rows], y, variance, constant, self._level)
-        mean, sd = self._prior_of_logs(spread)
+        y, variance = self._y[rows] - self._centre, self._variance[rows]
+        pairs = Pairs(self._kinds, self._x[rows], self._x[rows])
+        mean, sd = self._prior_of_logs(max(float(np.std(y)), 2 * self.noise))
         noise = (np.log([NOISE_FLOOR * self.noise, self.most_noise]) - mean[-1]) / sd[-1]
         bounds = np.vstack([np.tile([-MOST_SD, MOST_SD], (len(mean) - 1, 1)), noise])
 
-        def loss(scaled: np.ndarray) -> tuple[float, np.ndarray]:
-            value, gradient = likelihood(mean + sd * scaled)
-            return value + 0.5 * float(scaled @ scaled), sd * gradient + scaled
+        def loss(scaled: np.ndarray) -> float:
+            kernel = self._kernel_of(mean + sd * scaled)
+            likelihood = ConditionalProcess(kernel, pairs, y, variance).loss
+            return likelihood + 0.5 * float(scaled @ scaled)
 
         start = self._logs if self._fitted_at else self._start(mean)
         start = np.clip((start - mean) / sd, *bounds.T)
-        options = {"maxiter": 100, "maxcor": 20, "ftol": 1e-12, "gtol": 1e-6}
-        mode = minimize(loss, start, jac=True, method="L-BFGS-B", bounds=bounds, options=options).x
-        draws = laplace_draws(mode, bounds, lambda scaled: loss(scaled)[1])
+        slope = partial(slopes, loss)
+        options = {"maxiter": 100, "maxcor": 20, "ftol": 1e-9, "gtol": 1e-4}
+        mode = minimize(loss, start, jac=slope, method="L-BFGS-B", bounds=bounds, options=options).x
         self._logs = mean + sd * mode
         self._kernel = self._kernel_of(self._logs)
-        self._drawn = [self._kernel_of(mean + sd * each) for each in draws]
+        drawn = laplace_draws(mode, bounds, slope)
+        self._drawn = [self._kernel_of(mean + sd * each) for each in drawn]
         self._fitted_at = n
 
     # -- data --------------------------------------------------------------------------------
@@ -433,7 +366,7 @@ class GaussianProcess:
         return refit
 
     def _given(self, kernels: Sequence[Kernel]) -> list[ConditionalProcess]:
-        pairs, y = self._pairs(self._x, self._x), self._y - self._centre
+        pairs, y = Pairs(self._kinds, self._x, self._x), self._y - self._centre
         return [ConditionalProcess(kernel, pairs, y, self._variance) for kernel in kernels]
 
     # -- predictions -------------------------------------------------------------------------
@@ -460,7 +393,7 @@ class GaussianProcess:
         """Return joint draws of offset + f at rows `x`, (draws, m), from standard normal ones, each
         at hyperparameters drawn from their posterior."""
         members = self._members()
-        across, among = self._pairs(self._x, x), self._pairs(x, x)
+        across, among = Pairs(self._kinds, self._x, x), Pairs(self._kinds, x, x)
         parts = zip(members, np.array_split(normals, len(members)), strict=True)
         drawn = [member.draw(across, among, part) for member, part in parts if len(part)]
         return self._centre + np.vstack(drawn)
@@ -477,7 +410,7 @@ class GaussianProcess:
         mean, variance = np.empty(len(x)), np.empty(len(x))
         for start in range(0, len(x), 4096):
             part = slice(start, start + 4096)
-            across = self._pairs(self._x, x[part])
+            across = Pairs(self._kinds, self._x, x[part])
             found = [member.posterior(across) for member in members]
             means, variances = map(np.array, zip(*found, strict=True))
             mean[part] = means.mean(axis=0)
@@ -489,6 +422,11 @@ def _solved(lower: np.ndarray, b: np.ndarray) -> np.ndarray:
     if not len(lower):
         return np.empty(b.shape)
     return np.asarray(solve_triangular(lower, b, lower=True, check_finite=False))
+
+
+def slopes(of: Callable[[np.ndarray], float], at: np.ndarray) -> np.ndarray:
+    """Return the gradient of a function, (d,), by central differences."""
+    return np.array([of(at + step) - of(at - step) for step in STEP * np.eye(len(at))]) / (2 * STEP)
 
 
 def laplace_draws(

@@ -17,8 +17,6 @@ import numpy as np
 from tuner.models.surrogate import LeaveOneOut
 from tuner.models.surrogate.features import FeatureMap, Rows
 from tuner.models.surrogate.gaussian_process import (
-    OF_ERRORS,
-    OF_FIGURES,
     TOLERANCE,
     GaussianProcess,
 )
@@ -35,6 +33,9 @@ MOST_NOISE = (0.3, 2 * POWER_NOISE)
 #: Expected spread of log step time and log power about the mean, before there are data: with an
 #: analytic prior, and without.
 AMPLITUDE_PRIOR, AMPLITUDE_BLIND = (0.3, 0.2), (0.7, 0.3)
+#: The same of what launches have of their own: a few per cent between neighbours, and more of a
+#: model's errors.
+OWN_PRIOR, OWN_BLIND = 0.1, 0.02
 #: The prior is judged from so many measurements on. None takes over where it predicts them better
 #: by so much in log (odds of exp(2) to 1).
 JUDGE_FROM, MARGIN = 6, 2.0
@@ -112,7 +113,7 @@ class _Output:
                 noise=noise,
                 most_noise=MOST_NOISE[output],
                 amplitude=(AMPLITUDE_PRIOR if with_prior else AMPLITUDE_BLIND)[output],
-                level=OF_ERRORS if with_prior else OF_FIGURES,
+                own=OWN_PRIOR if with_prior else OWN_BLIND,
             )
             for with_prior in ((True, False) if features.has_prior else (False,))
         }

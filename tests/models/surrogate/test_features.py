@@ -20,7 +20,7 @@ def test_a_degree_is_logarithmic_and_a_constant_knob_is_dropped() -> None:
         *(Configuration.of(data_parallel=d, tensor_parallel=2) for d in (1, 2, 4, 16))
     )
     assert features.matrix[:, 0] == pytest.approx([0, 0.25, 0.5, 1])
-    assert features.dimension == 1
+    assert features.matrix.shape[1] == 1
 
 
 def test_a_category_of_four_takes_four_columns_and_of_two_one() -> None:
@@ -90,7 +90,7 @@ def test_a_prior_tells_its_logs_and_adds_no_column() -> None:
         Configuration.of(data_parallel=d) for d in (1, 2, 4)
     )
     features = FeatureMap(candidates, prior=_Prior())
-    assert features.dimension == 1
+    assert features.matrix.shape[1] == 1
     logs = features.prior_log([Configuration.of(data_parallel=8), candidates.configurations[0]])
     assert np.exp(logs) == pytest.approx(np.array([[1, 800], [8, 100]]))
     assert (features.prior_log(np.array([0])) == logs[1:]).all()

@@ -25,19 +25,17 @@ from tuner.models.prior import Prediction
 from tuner.models.surrogate import gaussian_process
 from tuner.models.surrogate.features import CORRECTING, FeatureMap
 from tuner.models.surrogate.gaussian_process import (
+    BY_COLUMN,
     LAUNCH,
     LIVE,
-    OF_ERRORS,
     OWN_LENGTH,
     TOLERANCE,
     GaussianProcess,
     Kernel,
-    Likelihood,
     Pairs,
     first_best,
     laplace_draws,
     lower_root,
-    prior_of_logs,
     quasi_normal,
     ranked,
 )
@@ -492,11 +490,9 @@ def peer(
     d = x.shape[1]
     launch, live, mix, level = kernel.amplitudes**2
     parts = ConstantKernel(launch + mix) * Matern(kernel.lengths, nu=2.5)
-    parts += ConstantKernel((1 - OF_ERRORS.by_column) * level) * Matern(
-        OWN_LENGTH * np.sqrt(d), nu=0.5
-    )
+    parts += ConstantKernel((1 - BY_COLUMN) * level) * Matern(OWN_LENGTH * np.sqrt(d), nu=0.5)
     for column in np.eye(d):
-        parts += ConstantKernel(OF_ERRORS.by_column * level / d) * Matern(
+        parts += ConstantKernel(BY_COLUMN * level / d) * Matern(
             np.where(column, OWN_LENGTH, 1e9), nu=0.5
         )
     parts += ConstantKernel(kernel.constant + live)
@@ -507,7 +503,7 @@ def peer(
 
 def test_the_posterior_is_scikit_learns(data) -> None:
     x, y, own = data
-    process = GaussianProcess([LAUNCH] * 3, noise=0.02, amplitude=0.5, level=OF_ERRORS)
+    process = GaussianProcess([LAUNCH] * 3, noise=0.02, amplitude=0.5, own=0.1)
     process.update(x[:20], y[:20], own[:20])
     process.update(x, y, own)
     asked = np.random.default_rng(8).uniform(size=(50, 3))
@@ -520,7 +516,7 @@ def test_the_posterior_is_scikit_learns(data) -> None:
 
 def test_leave_one_out_in_closed_form_is_leaving_one_out(data) -> None:
     x, y, own = data
-    process = GaussianProcess([LAUNCH] * 3, noise=0.02, amplitude=0.5, level=OF_ERRORS)
+    process = GaussianProcess([LAUNCH] * 3, noise=0.02, amplitude=0.5, own=0.1)
     process.update(x, y, own)
     mean, variance = process.leave_one_out()
     for left in (0, 5, 23):
@@ -551,17 +547,28 @@ def test_pairs_found_once_are_the_pairs_themselves() -> None:
         np.testing.assert_allclose(kernel(Pairs(of, x[:3], x)), every, rtol=1e-13)
 
 
-def test_the_gradient_of_the_likelihood_is_its_slope(data) -> None:
+def test_the_likelihood_is_scikit_learns(data) -> None:
     x, y, own = data
-    for kinds in ([LAUNCH, LAUNCH, LIVE], [LAUNCH] * 3, [LIVE] * 3):
-        of = np.array(kinds)
-        likelihood = Likelihood(of, x, y, own, constant=4.0, level=OF_ERRORS)
-        logs = prior_of_logs(of, 0.5, 0.02, OF_ERRORS)[0] - 0.3
-        slopes = [
-            (likelihood(logs + step)[0] - likelihood(logs - step)[0]) / 2e-5
-            for step in 1e-5 * np.eye(len(logs))
-        ]
-        np.testing.assert_allclose(likelihood(logs)[1], slopes, rtol=1e-4, atol=1e-2)
+    process = GaussianProcess([LAUNCH] * 3, noise=0.02, amplitude=0.5, own=0.1)
+    process.update(x, y, own)
+    told = peer(process, x, y, own)
+    expected = -told.log_marginal_likelihood_value_ - len(y) / 2 * np.log(2 * np.pi)
+    assert process._middle[0].loss == pytest.approx(expected, abs=1e-5)
+
+
+def test_the_fitted_hyperparameters_are_more_likely_than_those_beside_them(data) -> None:
+    x, y, own = data
+    process = GaussianProcess([LAUNCH, LAUNCH, LIVE], noise=0.02, amplitude=0.5)
+    process.update(x, y, own)
+    mean, sd = process._prior_of_logs(float(np.std(y)))
+
+    def loss(logs: np.ndarray) -> float:
+        (given,) = process._given([process._kernel_of(logs)])
+        return given.loss + 0.5 * float(np.sum(((logs - mean) / sd) ** 2))
+
+    best = loss(process._logs)
+    beside = [loss(process._logs + step) for step in np.vstack([0.3 * np.eye(8), -0.3 * np.eye(8)])]
+    assert best < min(beside)
 
 
 def test_quasi_random_draws_are_standard_normal_and_fixed_by_the_seed() -> None:
