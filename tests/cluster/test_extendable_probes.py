@@ -242,7 +242,7 @@ def test_a_study_goes_on_in_its_launches_and_tells_every_trial(
     )
     assert {t.state.name for t in study.trials} == {"COMPLETE"}
     assert len(study.trials) == sum(len(r.request.live) for r in records)
-    assert result.spent.probes == len(records) == 6
+    assert result.spent.probes == len(records)
 
 
 def test_a_probe_goes_on_only_with_what_the_budget_still_holds(
