@@ -59,8 +59,10 @@ def test_a_limit_is_judged_by_power_drawn_without_it() -> None:
     assert last(observed(1, 110.0)) == {}
 
 
-def test_windows_that_differ_end_the_rule() -> None:
-    assert last(observed(4, 100.0), observed(2, 101.0, rse=0.01))[3] == DOUBT
+def test_windows_that_agree_speak_for_the_rule_and_a_contradiction_ends_it() -> None:
+    assert last(observed(4, 100.0), observed(2, 101.0, rse=0.01))[3] == DOUBT**2
+    # An agreement to 20 % shows nothing.
+    assert last(observed(4, 80.0), observed(2, 81.0, rse=0.05))[3] == DOUBT
     for slower in (observed(2, 100.0, 0.01, time_s=1.1), observed(2, 90.0, 0.01)):
         assert last(observed(4, 100.0), slower, observed(9, 100.0)) == {}
 

@@ -17,7 +17,8 @@ few of them comes first, and if it trains, they are cleared.
 
 **Slack power limits.** A power limit well above what the devices draw changes nothing, unless they
 work in bursts, which the mean power hides. So each limit that seems not to bind has a chance to
-differ all the same, which is 1 once two windows differ that should agree.
+differ all the same, which falls with each pair of windows that agree where they should and is 1
+once a pair does not.
 
 **Unreached clocks.** Consumer cards list clocks above those that their voltage limiter allows. A
 clock that fell short in one launch puts itself and all higher ones last, until a window of any
@@ -61,6 +62,8 @@ DOUBT = 0.3
 LARGER_FITS = DOUBT**4
 #: Standard errors by which windows differ, and that are added to power.
 ERRORS = 3.0
+#: Windows agree only if their ratio, of time or power, is known to this (`ERRORS` of its errors).
+AGREE = 0.1
 CLOCK = "clock_MHz"
 #: One or two launch values in words ("zero_stage 3").
 _Cause = frozenset[str]
@@ -235,7 +238,8 @@ class SlackLimits:
 
     def chances(self, measured: Sequence[Outcome]) -> np.ndarray:
         """Return the probability that each candidate differs from the measured ones, (n,)."""
-        chances = np.ones(len(self._most_W))
+        chances, agreeing = np.ones(len(self._most_W)), 0
+        last = np.zeros(len(chances), dtype=bool)
         windows: dict[int, list[Outcome]] = {}
         for one in measured:
             if math.isfinite(self._most_W[one.candidate]) and not one.power_capped:
@@ -247,17 +251,24 @@ class SlackLimits:
             error = ERRORS * (POWER_NOISE if math.isnan(free.power_rse) else free.power_rse)
             slack = (self._curve == curve) & (self._most_W > SLACK * (1 + error) * free.power_W)
             slack &= self._most_W < self._most_W[highest.candidate]
-            if any(slack[one.candidate] and _differ(one.window, free) for one in several):
-                return np.ones(len(chances))  # limits far above the mean power bind
-            chances[slack] = DOUBT
+            for one in several:
+                differ = _differ(one.window, free) if slack[one.candidate] else None
+                if differ:  # limits far above the mean power bind, and none is left for last
+                    return chances
+                agreeing += differ is False
+            last |= slack
+        chances[last] = DOUBT ** (1 + agreeing)
         return chances
 
 
-def _differ(one: Measurement, other: Measurement) -> bool:
+def _differ(one: Measurement, other: Measurement) -> bool | None:
     time, power = one.step_time_s / other.step_time_s, one.power_W / other.power_W
     errors = np.array([(each.step_time_rse, each.power_rse) for each in (one, other)])
     error = np.where(np.isnan(errors), (TIME_NOISE, POWER_NOISE), np.maximum(errors, 1e-4))
-    return bool((abs(np.log([time, power])) > ERRORS * np.hypot(*error)).any())
+    beyond = ERRORS * np.hypot(*error)
+    if (abs(np.log([time, power])) > beyond).any():
+        return True
+    return False if beyond.min() < AGREE else None
 
 
 def _without(knob: str, settings: Settings) -> Settings:
