@@ -53,7 +53,7 @@ def test_gpus_are_charged_exactly_and_each_has_its_share(
     gpu = TwinGpu(sensor_period_s=0.0)
     node = twin_node(gpu, gpu, children=True, virtual_time=False, cores=8)
     node.set(0, load=1.0)
-    process = user.start("sleep", "1", env=user.environment | node.environment())
+    process = user.start("sleep", "3", env=user.environment | node.environment())
     process.communicate(timeout=60)
     receipt = user.read()
     busy_W, idle_W = node.power_W(0), node.power_W(1)
