@@ -84,7 +84,7 @@ def test_predicted_intervals_hold_the_truth_about_as_often_as_they_say(replayed,
     figures = truth()
     results = [replayed]
     for shapes in ((1, 2, 4, 8), (2, 3, 4, 6, 8), (1, 4, 6, 8)):
-        for probes in (2, 3):
+        for probes in (1, 2, 3):
             folder = tmp_path / f"{shapes} {probes}"
             table = write_table(folder / "t", shapes=shapes)
             results.append(

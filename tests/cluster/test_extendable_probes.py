@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import optuna
 import pytest
@@ -18,11 +19,18 @@ from tuner.executors.local import InlineExecutor
 from tuner.executors.simulated_time import SimulatedExecutor
 from tuner.recordings.table import TableRunner, load_table
 from tuner.search.candidate_planner import CandidatePlanner
-from tuner.search.planner import PlanningState
+from tuner.search.planner import PlanningState, ProbePlan
+from tuner.search.question import Question
 from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.space import Candidates
 from tuner.workload.node.probe_run import Probe
-from tuner.workload.records.probe import Measurement, MeterInfo, ProbeRequest, WindowPolicy
+from tuner.workload.records.probe import (
+    Measurement,
+    MeterInfo,
+    ProbeRecord,
+    ProbeRequest,
+    WindowPolicy,
+)
 from tuner.workload.records.trace import read_trace
 
 optuna.logging.set_verbosity(optuna.logging.ERROR)
@@ -243,6 +251,38 @@ def test_a_study_goes_on_in_its_launches_and_tells_every_trial(
     assert {t.state.name for t in study.trials} == {"COMPLETE"}
     assert len(study.trials) == sum(len(r.request.live) for r in records)
     assert result.spent.probes == len(records)
+
+
+def test_the_launch_of_today_goes_on_and_is_not_made_again_for_its_other_settings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Question | None] = []
+    continuation = CandidatePlanner.plan_continuation
+
+    def watched(
+        planner: CandidatePlanner, state: PlanningState, so_far: ProbeRecord
+    ) -> ProbePlan | None:
+        asked.append(state.question)
+        return continuation(planner, state, so_far)
+
+    monkeypatch.setattr(CandidatePlanner, "plan_continuation", watched)
+    table = write_table(tmp_path / "table", shapes=(1, 2))
+
+    def searched(name: str, **more: Any) -> list[ProbeRecord]:
+        run_replay(table, runs_dir=tmp_path, name=name, report=False, max_probes=6, **more)
+        return list(read_trace(tmp_path / name / "trace" / "probes.jsonl").records)
+
+    first, *others = searched("whole")
+    assert first.request.purpose == "baseline"
+    assert first.request.live[0] == Settings(speed=5)
+    assert len(first.request.live) > 1
+    again = [each.request for each in others if each.request.launch == first.request.launch]
+    assert {each.purpose for each in again} <= {"verify"}
+    assert asked[0] is None
+    # A limit relative to today is known as soon as its first window is, before the launch ends.
+    asked.clear()
+    searched("slowdown", max_slowdown=0.05)
+    assert asked[0] is not None
 
 
 def test_a_probe_goes_on_only_with_what_the_budget_still_holds(

@@ -165,6 +165,8 @@ class CandidatePlanner(ProbePlanner):
         running, (_, fresh) = int(self._launch_of[first]), self._launches(observations, closed)
         if closed[self._members[running]].all() or self._starting(state, observations, fresh):
             return None
+        if self._to_try(state, closed):
+            return None  # which comes first
         plan = self._improvement_plan(state, observations, closed, chances, running_launch=running)
         return plan if plan and plan.launch == so_far.request.launch else None
 

@@ -163,7 +163,7 @@ class SearchLoop:
         self._stopped: StopReason | None = None
         self._quiet_left_s = QUIET_LIMIT_S
         self.state = StudyState(spec, self.records)
-        self._planning = self._current_planning()
+        self._planning = self._current_planning(self.state)
         self._verifies = spec.settings.verify and spec.unverified is None
         self._varying = varying_knobs(spec.problem.candidates.configurations)
 
@@ -198,7 +198,7 @@ class SearchLoop:
 
     def _status(self) -> SearchStatus:
         return SearchStatus(
-            records=self.records,
+            records=tuple(self.records),
             in_flight=len(self._flying),
             in_flight_kJ=math.fsum(flight.cost_kJ for flight in self._flying.values()),
             elapsed_s=self.elapsed_s,
@@ -215,7 +215,8 @@ class SearchLoop:
         if baseline is not None and not self._limit(self.cost.expected_kJ([baseline])):
             lighter = baseline != self._problem.baseline
             why = "today" + ", because the default runs out of memory" * lighter
-            return self._request([baseline], "baseline"), math.nan, why
+            request = self._request([baseline], "baseline", extendable=self._goes_on(baseline))
+            return request, math.nan, why
         step = self._repeat()
         if step is None and not self._stopped:
             plan = self._planned()
@@ -224,6 +225,12 @@ class SearchLoop:
                 return request, plan.first_J / 1000, _why(plan)
             step = self._repeat(early=True) if self._flying and not self._stopped else None
         return step
+
+    def _goes_on(self, baseline: Configuration) -> bool:
+        # True if the launch of today has other settings of its live knobs.
+        candidates = self._problem.candidates
+        known = candidates.find(baseline) is not None
+        return known and len(candidates.indices_of_launch(baseline.launch)) > 1
 
     def _repeat(self, *, early: bool = False) -> tuple[ProbeRequest, float, str] | None:
         # Today's launches tell how far launches and nodes differ; `early` if a node would wait.
@@ -277,22 +284,24 @@ class SearchLoop:
         with threadpool_limits(limits=1):
             return self._planner.plan(self._planning_state())
 
-    def _current_planning(self) -> PlanningState:
-        # The state without what is in flight, made once for each finished probe.
-        peak_limit = peak_limit_of(self.state)
+    def _current_planning(self, state: StudyState) -> PlanningState:
+        # What is planned from without what is in flight, made once for each finished probe.
+        peak_limit = peak_limit_of(state)
         return PlanningState(
-            records=self.state.records,
-            question=question_of(self.state, peak_limit),
+            records=tuple(self.records),
+            question=question_of(state, peak_limit),
             peak_limit=peak_limit,
             cost=self._problem.cost.learned(self.records),
             idle_share=idle_share(self._problem, self.records),
         )
 
-    def _planning_state(self, without: str = "") -> PlanningState:
+    def _planning_state(
+        self, without: str = "", planning: PlanningState | None = None
+    ) -> PlanningState:
         others = [flight for name, flight in self._flying.items() if name != without]
         in_flight = tuple(c for flight in others for c in flight.configurations)
         left = self._budget.probes_left(self._status(), reserve=self._verifies)
-        return replace(self._planning, in_flight=in_flight, probes_left=left)
+        return replace(planning or self._planning, in_flight=in_flight, probes_left=left)
 
     # -- probes of a later phase -----------------------------------------------------------------
 
@@ -373,14 +382,17 @@ class SearchLoop:
             return self._plan_continuation(flight, so_far)
 
     def _plan_continuation(self, flight: _Flight, so_far: ProbeRecord) -> tuple[Settings, ...]:
-        name = so_far.request.probe_id
-        plan = self._planner.plan_continuation(self._planning_state(without=name), so_far)
+        name, state, planning = so_far.request.probe_id, self.state, self._planning
+        if flight.purpose == "baseline":  # which limits and savings refer to
+            state = StudyState(self._spec, [*self.records, so_far])
+            planning = self._current_planning(state)
+        plan = self._planner.plan_continuation(self._planning_state(name, planning), so_far)
         if plan is None:
             return ()
         used_kJ = self.cost.launch_kJ
         used_kJ += math.fsum(m.energy_J for m in so_far.measurements) / 1000
         cost_kJ = self.cost.further_kJ(plan.cost_J / 1000)
-        if reason_to_stop(self.state, plan, cost_kJ):
+        if reason_to_stop(state, plan, cost_kJ):
             return ()
         more_kJ = max(0.0, used_kJ - flight.cost_kJ) + cost_kJ
         if self._limit(more_kJ, searching=True, count=0):
@@ -406,7 +418,7 @@ class SearchLoop:
         self.records.append(compact(record) if record.request.purpose == "search" else record)
         fixed = self._leave_out_unsupported(record)
         self.state = StudyState(self._spec, self.records)
-        self._planning = self._current_planning()
+        self._planning = self._current_planning(self.state)
         del self._flying[record.request.probe_id]
         self.cost.learn(record, flight.planned_kJ)
         event = replace(self._event(), kind="finished", record=record, front=self.state.front)
