@@ -198,7 +198,7 @@ STRIKES: tuple[tuple[str, Strike, str | None, str, dict[str, Any]], ...] = (
     (
         "permission to set clocks is withdrawn",
         lambda node: node.permit(False),
-        *("not_taken", "ermission", {"mend": lambda node: node.permit(True), "probes": 6}),
+        *("not_taken", "ermission", {"mend": lambda node: node.permit(True), "probes": 9}),
     ),
     (
         "NVML returns errors for the energy",
@@ -222,7 +222,7 @@ STRIKES: tuple[tuple[str, Strike, str | None, str, dict[str, Any]], ...] = (
     (
         "GPU falls off the bus",
         lambda node: node.set(1, lost=1),
-        *("node", "lost", {"later": True, "mend": lambda node: node.set(1, lost=0), "probes": 6}),
+        *("node", "lost", {"later": True, "mend": lambda node: node.set(1, lost=0), "probes": 9}),
     ),
     ("thermal throttling", lambda node: node.set(heat_MHz=600), None, "throttl", {}),
 )

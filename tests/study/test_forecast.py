@@ -31,12 +31,9 @@ def test_it_agrees_with_a_simulated_search_to_a_factor_of_two(tmp_path) -> None:
         runs_dir=tmp_path,
         report=False,
     )
-    each_kJ = result.spent.energy_kJ / result.spent.probes
-    each_s = result.spent.time_s / result.spent.probes
-    assert said.energy_kJ / said.probes == pytest.approx(each_kJ, rel=1.0)
-    assert said.time_s / said.probes == pytest.approx(each_s, rel=1.0)
-    assert said.energy_kJ / said.probes > each_kJ / 2
-    assert said.time_s / said.probes > each_s / 2
+    # What is said before it begins is the whole search, which may end before its limit.
+    assert 0.5 < said.energy_kJ / result.spent.energy_kJ < 2
+    assert 0.5 < said.time_s / result.spent.time_s < 2
     assert said.job_kJ == pytest.approx(result.baseline.energy_to_solution_kJ, rel=0.1)
 
 

@@ -151,3 +151,24 @@ def test_a_launch_knob_that_trains_otherwise_costs_one_probe(tmp_path: Path) -> 
     assert every == {"none"}
     again = answer_of_run(RunFolder(tmp_path / "study"))
     assert {p.configuration.get("activation_checkpointing") for p in again.points} == {"none"}
+
+
+class Withdrawn(Refusing):
+    """Runner on devices whose clocks may be set in the first probe alone."""
+
+    def run(self, request: ProbeRequest) -> ProbeRecord:
+        if request.probe_id == "p0000":
+            return FormulaRunner.run(self, request)
+        return super().run(request)
+
+
+def test_a_clock_that_can_no_longer_be_set_is_not_launched_again_to_verify_it(
+    tmp_path: Path,
+) -> None:
+    space = replace(SPACE, choices={**SPACE.choices, "data_parallel": (8,)})  # as today
+    result = searched(tmp_path, Withdrawn(), max_probes=12, space=space)
+    first, *others = records_of(tmp_path)
+    assert any("clock_MHz" in live for live in first.request.live)
+    assert len([record for record in others if record.missed]) == 1
+    assert result.best is not None
+    assert "clock_MHz" in result.best.configuration.live  # what was measured still counts

@@ -19,8 +19,9 @@ from tuner.search_spaces.knobs import KNOBS
 #: Launches of a search on a space of the shipped ones until nothing is left that repays a probe,
 #: and pairs of launches that verify its choice (`python -m benchmarks.search`, own stop).
 USUAL_LAUNCHES, USUAL_PAIRS = 12, 3
-#: Live settings that a launch visits where there are any.
-USUAL_VISITS = 2
+#: Live settings that a launch visits where there are any (`python -m benchmarks.search`: 3.0 on
+#: tables of two GPUs, 2 to 3 on simulated clusters).
+USUAL_VISITS = 3
 #: Share of a training's energy that tuning may save: a search cannot repay more than that.
 USUAL_SAVING = 0.2
 

@@ -161,9 +161,17 @@ def launches_to_verify(
     choice, _ = state.judge.choose()
     if choice is None:
         return None, None
+    if not _can_be_set(choice.configuration, state):
+        return choice, None
     launch_kJ = expected_kJ([choice.configuration])
     share = state.judge.launch_share(launch_kJ, state.spec.problem.length)
     return choice, state.judge.more(choice, share)
+
+
+def _can_be_set(configuration: Configuration, state: StudyState) -> bool:
+    # Not any more, for example, if the permission to set clocks was withdrawn in the meantime.
+    known = state.spec.problem.candidates.find(configuration) is not None
+    return known or configuration == state.today
 
 
 def measured_job_kJ(problem: Problem, records: Sequence[ProbeRecord]) -> float | None:
