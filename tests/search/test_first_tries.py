@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import optuna
 import pytest
 
 import tuner
 from tests.search.test_score import CANDIDATES, CONFIGURATIONS
-from tests.support.studies import run_replay, write_table
+from tests.support.studies import measured, record, run_replay, write_table
 from tuner.answer.configuration_names import first_tries
-from tuner.search_spaces.configuration import Configuration
+from tuner.search.candidate_planner import CandidatePlanner
+from tuner.search.planner import PlanningState
+from tuner.search_spaces.configuration import Configuration, Settings
 from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.space import Candidates
+from tuner.workload.records.probe import Failure, ProbeRecord, ProbeRequest
 from tuner.workload.records.trace import read_trace
 
 
@@ -63,3 +69,27 @@ def test_another_sampler_tries_nothing_first(tmp_path) -> None:
         tuner.replay(
             table, sampler=sampler, try_first=["shape=1 speed=2"], runs_dir=tmp_path / "runs"
         )
+
+
+@pytest.mark.parametrize("larger_ran_out", [True, False])
+def test_a_try_that_comes_last_ends_no_launch(larger_ran_out: bool) -> None:
+    """Only what is tried next does: a batch beyond one that ran out of memory is left for last."""
+    every = Candidates.from_configurations(
+        Configuration.of(micro_batch=mb, clock_MHz=clock)
+        for mb in (1, 2, 4, 8)
+        for clock in (600, 900, 1200)
+    )
+
+    def probe(name: str, micro_batch: int, clock_MHz: int) -> ProbeRecord:
+        live = Settings(clock_MHz=clock_MHz)
+        asked = ProbeRequest(name, Settings(micro_batch=micro_batch), (live,), extendable=True)
+        window = measured(live, time_s=3 / micro_batch, power_W=clock_MHz / 5)
+        return record(request=asked, measurements=(window,))
+
+    whole = [probe(f"p{clock}", 1, clock) for clock in (600, 900, 1200)]
+    lost = probe("p0003", 4, 900)
+    lost = replace(lost, measurements=(), failure=Failure("out_of_memory", "too large"))
+    state = PlanningState((*whole, lost) if larger_ran_out else tuple(whole))
+    planner = CandidatePlanner(every, seed=0, first=[every.configurations[-1]])
+    plan = planner.plan_continuation(state, probe("p0004", 2, 900))
+    assert (plan is not None) == larger_ran_out

@@ -143,7 +143,7 @@ class CandidatePlanner(ProbePlanner):
         closed, chances = self._closed_and_chances(observations, trains)
         if closed.all():
             return None
-        if wanted := self._to_try(state, closed | (trains < LAST)[self._launch_of]):
+        if wanted := self._to_try(state, closed, trains):
             more = self._extendable(wanted, closed)
             return self._plan_of(wanted, "to be tried first", extendable=more)
         closed = closed | self._put_last(closed, trains < LAST)
@@ -165,7 +165,7 @@ class CandidatePlanner(ProbePlanner):
         running, (_, fresh) = int(self._launch_of[first]), self._launches(observations, closed)
         if closed[self._members[running]].all() or self._starting(state, observations, fresh):
             return None
-        if self._to_try(state, closed):
+        if self._to_try(state, closed, trains):
             return None  # which comes first
         plan = self._improvement_plan(state, observations, closed, chances, running_launch=running)
         return plan if plan and plan.launch == so_far.request.launch else None
@@ -191,7 +191,8 @@ class CandidatePlanner(ProbePlanner):
         share = START_SHARE * (len(state.records) + state.probes_left)
         return max(1, math.floor(min(self._spread, share)))
 
-    def _to_try(self, state: PlanningState, closed: np.ndarray) -> list[int]:
+    def _to_try(self, state: PlanningState, closed: np.ndarray, trains: np.ndarray) -> list[int]:
+        closed = closed | (trains < LAST)[self._launch_of]
         numbers = (self.candidates.find(each) for each in (*self._first, *self._usual(state)))
         wanted = [i for i in numbers if i is not None and not closed[i]]
         launch = [i for i in wanted if self._launch_of[i] == self._launch_of[wanted[0]]]
