@@ -1,6 +1,7 @@
 """What a search will cost, said before anything runs.
 
-Time and energy of the forecast are those of launches like the baseline's, by the analytic models.
+Time and energy of the forecast are those of launches like the baseline's and those on the predicted
+front, by the analytic models: fewer devices take longer, and a search visits them.
 The number of launches is what the limits allow, what the training can repay, and what a search
 usually makes until nothing is left to find, whichever is least.
 """
@@ -11,9 +12,13 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from tuner.formatting import counted, duration, energy_text, label
+from tuner.pareto import nondominated
 from tuner.problem.problem import Problem
 from tuner.problem.settings import LEAST_LAUNCHES, SearchSettings
+from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.knobs import KNOBS
 
 #: Launches of a search on a space of the shipped ones until nothing is left that repays a probe,
@@ -24,6 +29,8 @@ USUAL_LAUNCHES, USUAL_PAIRS = 12, 3
 USUAL_VISITS = 3
 #: Share of a training's energy that tuning may save: a search cannot repay more than that.
 USUAL_SAVING = 0.2
+#: Candidates that are predicted for a forecast, at most: it is to be said at once.
+MOST_PREDICTED = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,19 +126,51 @@ def _launch(
     built-in program.
     """
     assert problem.prior is not None
+    visited = _likely(problem)
+    figures = problem.prior.predict(visited)
+    every = zip(visited, figures.step_time_s, figures.power_W, figures.memory_bytes, strict=True)
+    costs = [
+        _one(problem, settings, visits, configuration.world_size, *map(float, predicted))
+        for configuration, *predicted in every
+    ]
+    today_J = float(figures.power_W[0] * figures.step_time_s[0])
+    job_kJ = today_J * problem.length / 1000 if problem.length else None
+    each_s, each_kJ = np.mean(costs, axis=0)
+    return float(each_s), float(each_kJ), job_kJ
+
+
+def _likely(problem: Problem) -> list[Configuration]:
+    """Return configurations such as a search visits: the baseline, and of the other launches on the
+    predicted front one each."""
+    assert problem.prior is not None
+    every = problem.candidates.configurations
+    some = [problem.baseline, *every[:: math.ceil(len(every) / MOST_PREDICTED)]]
+    figures = problem.prior.predict(some)
+    best = nondominated(figures.power_W * figures.step_time_s, figures.step_time_s)
+    front = {some[i].launch: some[i] for i in np.flatnonzero(best)}
+    others = [each for launch, each in front.items() if launch != problem.baseline.launch]
+    return [problem.baseline, *others]
+
+
+def _one(
+    problem: Problem,
+    settings: SearchSettings,
+    visits: int,
+    ranks: int,
+    step_s: float,
+    power_W: float,
+    memory_bytes: float,
+) -> tuple[float, float]:
+    """Return seconds and kilojoules of a probe with these figures."""
     assert problem.cluster is not None
-    figures = problem.prior.predict([problem.baseline])
-    step_s, power_W = float(figures.step_time_s[0]), float(figures.power_W[0])
     cost = problem.cost
     launch_s, launch_power = cost.launch_s, cost.launch_power
     if problem.cluster.device.is_gpu:
         c = GpuLaunch()
-        ranks = problem.baseline.world_size
         launch_s = c.launch_s + c.launch_each_s * math.log2(ranks) + c.warm_up_steps * step_s
-        launch_s += float(figures.memory_bytes[0]) / c.load_Bps
+        launch_s += memory_bytes / c.load_Bps
         launch_power = c.launch_power
     window_s = max(cost.window_s, settings.window.min_steps * step_s)
     visit_s = cost.settle_s + window_s
     joules = power_W * (launch_s * launch_power + visits * visit_s)
-    job_kJ = power_W * step_s * problem.length / 1000 if problem.length else None
-    return launch_s + visits * visit_s, joules / 1000, job_kJ
+    return launch_s + visits * visit_s, joules / 1000
