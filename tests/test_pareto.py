@@ -1,4 +1,4 @@
-"""Front and hypervolume against brute force."""
+"""Front, hypervolume and improvement against brute force."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import pytest
 from tuner.pareto import (
     front_regret,
     hypervolume,
+    improvement,
+    joint_improvement,
     knee,
     nondominated,
     probability_nondominated,
@@ -58,6 +60,31 @@ def test_equal_points_are_all_on_the_front() -> None:
 def test_hypervolume_counts_cells(n: int, seed: int) -> None:
     points = on_grid(np.random.default_rng(seed), n)
     assert hypervolume(points, REFERENCE) == pytest.approx(grid_volume(points), abs=1e-9)
+
+
+@pytest.mark.parametrize("n", [0, 1, 3, 20])
+@pytest.mark.parametrize("seed", range(4))
+def test_improvement_is_the_difference_of_two_hypervolumes(n: int, seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    front, new = on_grid(rng, n), on_grid(rng, 60)
+    expected = [
+        hypervolume(np.vstack([front, point]), REFERENCE) - hypervolume(front, REFERENCE)
+        for point in new
+    ]
+    gains = improvement(front, new[:, 0], new[:, 1], REFERENCE)
+    assert gains == pytest.approx(expected, abs=1e-9)
+    several = np.tile(front[:, 0], (2, 1)), np.tile(front[:, 1], (2, 1))
+    twice = joint_improvement(*several, *(np.tile(new[:, i], (2, 1)) for i in (0, 1)), REFERENCE)
+    assert twice == pytest.approx(np.tile(expected, (2, 1)), abs=1e-9)
+
+
+def test_improvement_keeps_the_shape_and_far_points_gain_nothing() -> None:
+    front = np.array([[0.5, 0.5]])
+    gains = improvement(front, np.array([[2.0, 0.4], [0.5, -1.0]]), np.full((2, 2), 0.4), REFERENCE)
+    assert gains.shape == (2, 2)
+    assert gains[0, 0] == 0
+    assert gains[1, 0] == pytest.approx(0.5 * 0.1)
+    assert gains[1, 1] == pytest.approx(2.0 * 0.6 - 0.25)
 
 
 def test_reference_is_the_nadir_of_the_front_with_a_margin() -> None:

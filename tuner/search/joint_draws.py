@@ -32,7 +32,7 @@ from tuner.models.surrogate.gaussian_process import (
     ranked,
 )
 from tuner.models.surrogate.surrogates import Posterior, Surrogates
-from tuner.pareto import nondominated
+from tuner.pareto import improvement, nondominated
 from tuner.problem.problem import ProbeCost
 from tuner.search.evidence import Observations
 from tuner.search.question import Question
@@ -53,8 +53,8 @@ KNEE = 0.15
 WIDENED = 0.5
 #: Number of draws.
 DRAWS = 128
-#: Number of measured candidates that are drawn, those nearest to the front; of open ones, drawn by
-#: whole launches with the most to gain first until there are as many; and of one launch's settings.
+#: Measured candidates that are drawn, those nearest to the front; open ones, those with the most to
+#: gain, a whole launch at a time; and settings of one launch, at most.
 MEASURED_DRAWN, OPEN_DRAWN, LIVE_DRAWN = 64, 128, 64
 #: What an open candidate may gain is judged this number of standard deviations below its mean.
 OPTIMISM_SD = 2.0
@@ -204,15 +204,8 @@ class JointDraws:
         seed: int = 0,
     ) -> None:
         self.surrogates, self.question = surrogates, question
-        posterior, (wide_t, wide_p) = still_open.posterior, surrogates.widening
-        least_t = posterior.log_time - OPTIMISM_SD * wide_t * posterior.log_time_std
-        least_p = posterior.log_power - OPTIMISM_SD * wide_p * posterior.log_power_std
-        points = np.vstack([measured.points, np.column_stack([least_t + least_p, least_t])])
-        energy, time = points.T
-        figures = self._figures(energy, time, np.append(measured.gpus, still_open.gpus))
-        known, best = np.split(figures, [len(measured.members)], axis=1)
-        promise = np.maximum(_ahead(best, known), 0.0) * still_open.chances
-        self.measured = measured[np.sort(ranked(_ahead(known, known))[:MEASURED_DRAWN])]
+        promise, near = _promise(surrogates, measured, still_open, question)
+        self.measured = measured[np.sort(ranked(near)[:MEASURED_DRAWN])]
         self.still_open = still_open[_whole_launches(still_open.launch_of, promise, running_launch)]
         self.count = len(self.measured.members)
         both = np.append(self.measured.members, self.still_open.members)
@@ -224,14 +217,11 @@ class JointDraws:
         time[:, self.count :] += errors[0, :, : len(rough)] * rough
         power[:, self.count :] += errors[1, :, : len(rough)] * rough
         gpus = np.append(self.measured.gpus, self.still_open.gpus)
-        self._logs = self._figures(time + power, time, gpus)
-        self._logs[:, :, self.count :] += FAR * ~self.still_open.counting(DRAWS)
-
-    def _figures(self, energy: np.ndarray, time: np.ndarray, gpus: np.ndarray) -> np.ndarray:
-        # Logs of each figure that is to be low, or of the question's loss, (figures, ...).
-        if self.question is None:
-            return np.array([energy, time])
-        return np.array([self.question.loss(energy, time, gpus)])
+        logs = time + power, time
+        # Of each figure that is to be low, or of the question's loss.
+        self._logs = logs if question is None else (question.loss(*logs, gpus),)
+        for log in self._logs:
+            log[:, self.count :] += FAR * ~self.still_open.counting(DRAWS)
 
     @cached_property
     def worse(self) -> np.ndarray:
@@ -252,11 +242,28 @@ class JointDraws:
         return np.asarray(self.losses.max(axis=1))
 
 
-def _ahead(logs: np.ndarray, of: np.ndarray) -> np.ndarray:
-    # Log factor by which each column of `logs` is better than every column of `of`, in that figure
-    # where it is the most, (n,); negative where one is better in all. Rows are figures.
-    each = ((other[:, None] - logs).max(axis=0) for other in of.T)
-    return np.asarray(reduce(np.minimum, each))
+def _promise(
+    surrogates: Surrogates,
+    measured: CandidateView,
+    still_open: CandidateView,
+    question: Question | None,
+) -> tuple[np.ndarray, np.ndarray]:
+    # Possible gain of each open candidate; nearness of measured ones to the front or the answer.
+    posterior, (wide_t, wide_p) = still_open.posterior, surrogates.widening
+    best_t = posterior.log_time - OPTIMISM_SD * wide_t * posterior.log_time_std
+    best_p = posterior.log_power - OPTIMISM_SD * wide_p * posterior.log_power_std
+    points, best = measured.points, np.column_stack([best_t + best_p, best_t])
+    if question is None:
+        reference = np.maximum(points.max(axis=0), best.max(axis=0)) + 1.0
+        gains = improvement(points, best[:, 0], best[:, 1], reference)
+        behind = (points[:, None] - points[None]).max(axis=2).max(axis=1)
+        return gains * still_open.chances, -behind
+    gpus = np.append(measured.gpus, still_open.gpus)
+    energy, time = np.vstack([points, best]).T
+    losses = question.loss(energy, time, gpus)
+    of_measured, possible = np.split(losses, [len(points)])
+    gains = np.maximum(of_measured.min() - possible, 0.0)
+    return gains * still_open.chances, -of_measured
 
 
 def _whole_launches(
@@ -266,12 +273,16 @@ def _whole_launches(
     order = ranked(promise)
     _, first = np.unique(launch_of[order], return_index=True)
     launches = launch_of[order][np.sort(first)]
-    drawn: list[int] = []
+    drawn: list[np.ndarray] = []
+    count = 0
     for launch in sorted(launches, key=lambda each: each != running_launch):
-        drawn += order[launch_of[order] == launch][:LIVE_DRAWN].tolist()
-        if len(drawn) >= OPEN_DRAWN:
+        rows = order[launch_of[order] == launch][:LIVE_DRAWN]
+        if count + len(rows) <= OPEN_DRAWN + (launch == running_launch) * LIVE_DRAWN:
+            drawn.append(rows)
+            count += len(rows)
+        if count >= OPEN_DRAWN:
             break
-    return np.sort(drawn)
+    return np.sort(np.concatenate(drawn))
 
 
 # Regret of a search, and the probe that lowers it the most for its joules.
