@@ -226,6 +226,7 @@ def test_a_repeat_that_its_node_lost_is_made_again_once(
     assert repeat_due(problem, [record(), again, *lost], early=True) == due
 
 
+@pytest.mark.usefixtures("next_candidates")
 def test_a_node_that_would_wait_launches_today_again_beside_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
