@@ -31,7 +31,12 @@ from tuner.problem.constraints import Constraints
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.workload.hook.online_marks import ADDRESS, Watch
-from tuner.workload.node.clocks.base import AppliedSettings, GovernorError, SetByOthers
+from tuner.workload.node.clocks.base import (
+    AppliedSettings,
+    GovernorError,
+    SetByOthers,
+    UnsupportedKnob,
+)
 from tuner.workload.node.meters import MeterError, Reading
 from tuner.workload.node.rank_server import control_socket
 
@@ -69,9 +74,12 @@ class Devices:
     def __init__(self) -> None:
         self.clock_MHz, self.time_s, self.energy_J = 1400, 0.0, 0.0
         self.refuses = self.ignores = self.blind = False
+        self.unsupported = ""
         self.log: list[int] = []
 
     def apply(self, live: Settings, *, ranks: int | None = None) -> AppliedSettings:
+        if self.unsupported and live:
+            raise UnsupportedKnob("clock_MHz", self.unsupported)
         if self.refuses:
             raise GovernorError("the GPUs did not take it")
         clock_MHz = live.get("clock_MHz", 1400)
@@ -176,6 +184,16 @@ def test_devices_that_refuse_end_the_tuning_with_the_reason() -> None:
         train(live, devices)
     assert devices.clock_MHz == 1400
     assert len(said) == REFUSALS
+
+
+def test_devices_that_take_no_clock_are_asked_once() -> None:
+    devices, said = Devices(), list[str]()
+    devices.unsupported = "the GPU takes no lock"
+    live = live_tuning(devices, said)
+    with pytest.raises(GovernorError, match="takes no lock"):
+        train(live, devices)
+    assert live.has_given_up
+    assert said == ["clock_MHz cannot be set: the GPU takes no lock"]
 
 
 @pytest.mark.parametrize("bound", [False, True])

@@ -323,9 +323,11 @@ def test_a_real_training_follows_a_target_and_leaves_it_again(gpus: Any, tmp_pat
     asked_W = round(0.8 * top_W)
     target.write_text(f"{asked_W} W")
     until(lambda: figure(metrics, "joulefront_power_target_watts") == asked_W)
-    began = figure(metrics, "joulefront_steps_total")
-    until(lambda: figure(metrics, "joulefront_steps_total") >= began + 200)
-    assert figure(metrics, "joulefront_power_watts") <= 1.02 * asked_W
+    # It comes from below, in windows of eight seconds: nothing tells yet how power falls.
+    until(lambda: 0.85 * asked_W < figure(metrics, "joulefront_power_watts") <= asked_W)
+    reached = figure(metrics, "joulefront_steps_total")
+    until(lambda: figure(metrics, "joulefront_steps_total") >= reached + 100)
+    assert 0.85 * asked_W < figure(metrics, "joulefront_power_watts") <= 1.02 * asked_W
     assert None not in [gpus.locked_MHz(each) for each in range(2)]
     target.write_text("none")
     output, _ = job.communicate(timeout=200)
@@ -334,7 +336,7 @@ def test_a_real_training_follows_a_target_and_leaves_it_again(gpus: Any, tmp_pat
     assert (outcome["ended"], outcome["not_restored"]) == ("", "")
     free, kept, left = outcome["periods"]
     assert [free["target_W"], kept["target_W"], left["target_W"]] == [None, asked_W, None]
-    assert 0.85 * asked_W < kept["energy_J"] / kept["seconds"] <= asked_W
+    assert kept["energy_J"] / kept["seconds"] <= asked_W
     assert kept["beyond_s"] < 0.25 * kept["seconds"]
     assert left["energy_J"] / left["seconds"] > asked_W
     assert [gpus.locked_MHz(each) for each in range(2)] == [None, None]

@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from tuner.online.follow import LengthUnknown, kept_limits, reading
-from tuner.online.live import REFUSALS, LiveTuning, Training
+from tuner.online.live import LiveTuning, Training
 from tuner.online.metrics import Metrics
 from tuner.online.request import Ended, TuningOptions, TuningOutcome, TuningRequest
 from tuner.online.settings import Offer, Record, Setup, offers
@@ -188,8 +188,8 @@ def _offered(training: Training, governor: Governor) -> tuple[list[Offer], Ended
         return [], "unmetered", f"its energy is only estimated ({info.source})"
     measured_MHz = earlier.clocks_MHz if earlier is not None else ()
     offered = offers(governor, every=training.signal is not None, measured_MHz=measured_MHz)
-    if training.request.knobs and not offered:
-        offered = [(1.0, [Settings()])]
+    if training.request.knobs:
+        offered.append((1.0, [Settings()]))
     if not offered:
         none = "the devices list no clocks and take no power limit"
         return [], "fixed", governor.why_not or none
@@ -204,10 +204,13 @@ def _tune(
     offered: list[Offer],
     follow: Callable[[LiveTuning], tuple[Ended, str]],
 ) -> tuple[LiveTuning, Ended, str]:
-    for top, settings in offered:
+    for number, (top, settings) in enumerate(offered):
+        if number:
+            instead = next(iter(settings[-1]), "what the script registers")
+            training.announce(f"{instead} is tried instead")
         live = LiveTuning(training, governor, top, settings)
         ended, problem = follow(live)
-        if len(live.refused) < REFUSALS or _restore(live):
+        if not live.has_given_up or _restore(live):
             break
     return live, ended, problem
 

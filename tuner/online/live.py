@@ -82,6 +82,7 @@ class LiveTuning:
         self._training, self._governor, self._announce = training, governor, training.announce
         self._knob, self._top = next(iter(settings[-1]), ""), top
         self.refused: list[str] = []
+        self.unsupported = False
         self._notified: dict[str, str] = {}
         self._ranks: set[int] = set()
         self._busy_s: dict[int, list[float]] = {}
@@ -135,6 +136,11 @@ class LiveTuning:
             f"the ranks compute for {work} of the slowest's time; so are their clocks set"
         )
         self._choose_from(settings)
+
+    @property
+    def has_given_up(self) -> bool:
+        """True if the devices took no value of its knob, or refused several."""
+        return self.unsupported or len(self.refused) >= REFUSALS
 
     @property
     def clock_MHz(self) -> float:
@@ -266,7 +272,8 @@ class LiveTuning:
         # GPUs that no rank uses are left alone.
         done = apply_live(self._governor, *given, ranks=len(self._ranks))
         if isinstance(done, UnappliedSetting):
-            raise KnobRefused(done.message)
+            self.unsupported = self._knob in done.unsupported
+            raise (GovernorError if self.unsupported else KnobRefused)(done.message)
 
     def _set(self, setting: int) -> None:
         try:
@@ -298,8 +305,10 @@ class LiveTuning:
 
     def _refuse(self, setting: int, why: str, *, by_device: bool = True) -> None:
         self.refused += [why] if by_device else []
-        self._announce(f"{why}; the setting is not tried again")
+        self._announce(why if self.unsupported else f"{why}; the setting is not tried again")
         self.tuner.bar(setting)
         self.restore()
-        if len(self.refused) >= REFUSALS:
+        if self.unsupported:
+            raise GovernorError(why)
+        if self.has_given_up:
             raise GovernorError(f"{len(self.refused)} settings were refused, the last: {why}")
