@@ -108,7 +108,7 @@ class Gpu(ctypes.Structure):
         ("work", Work * MAX_WORK),
         *_d("time_s energy_J clock_MHz_s busy_s work_s late_s utilisation"),
         *_d("power_W temperature_C clock wanted wanted_s target thermal_MHz regulate_s"),
-        *_d("filtered_W filtered_J counter_base_J stalled_J ramped_W worked_s"),
+        *_d("filtered_W filtered_J counter_base_J stalled_J counted_s counted_J ramped_W worked_s"),
         *_i("reasons asked head filled"),
         ("ring_s", ctypes.c_double * RING),
         ("ring_J", ctypes.c_double * RING),

@@ -249,6 +249,20 @@ class TestPhysics:
             values.add(counter_J(handle))
         assert len(values) in (11, 12)
 
+    def test_the_counter_keeps_what_a_tick_published_as_power_changes(
+        self, twin_node: Make
+    ) -> None:
+        node = twin_node(TwinGpu(counter_start_mJ=0, load=1.0))
+        handle = opened()
+        for load in (0.0, 1.0):  # less than a step after the tick, and between two marks
+            for until_s in (0.0998, 0.0004):
+                node.sleep(until_s)
+                published_J = counter_J(handle)
+            node.set(load=load)
+            node.sleep(0.0006)
+            assert counter_J(handle) == published_J
+            node.sleep(0.0992)
+
     def test_sensed_power_follows_the_true_one_with_its_time_constant(
         self, twin_node: Make
     ) -> None:

@@ -160,7 +160,7 @@ RECORDED(nvmlDeviceGetCurrentClocksEventReasons, unsigned long long, REASONS, 1,
 RECORDED(nvmlDeviceGetCurrentClocksThrottleReasons, unsigned long long, REASONS, 1, gpu->reasons)
 PLAIN(nvmlDeviceGetC2cModeInfoV, unsigned int, gpu->c2c, 1)
 
-static unsigned long long counter_mJ(const gpu_t *gpu) {
+static unsigned long long counter_mJ(gpu_t *gpu) {
     double joules = twin_counter_J(gpu, node->epoch_s, twin_now(node));
     /* The part: a sum that is a whole number must not differ between two calls by its rounding. */
     int64_t value = gpu->counter_start_mJ + (int64_t)(1000 * joules + 1e-3);

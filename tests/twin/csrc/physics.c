@@ -254,9 +254,15 @@ static double last_tick(const gpu_t *gpu, double epoch_s, double now_s, double p
     return first_s + period_s * floor((now_s - first_s) / period_s + 1e-6);
 }
 
-double twin_counter_J(const gpu_t *gpu, double epoch_s, double now_s) {
+/* A counter is a register: what a tick has published stays until the next one. (The ring has no mark
+ * at each change of power, so that the same time, read again later, may lie on another line.) */
+double twin_counter_J(gpu_t *gpu, double epoch_s, double now_s) {
     double tick_s = last_tick(gpu, epoch_s, now_s, gpu->counter_period_s) - gpu->counter_delay_s;
-    double joules = energy_at(gpu, fmin(tick_s, now_s)) - gpu->counter_base_J;
+    if (tick_s > gpu->counted_s) {
+        gpu->counted_s = tick_s;
+        gpu->counted_J = fmax(gpu->counted_J, energy_at(gpu, fmin(tick_s, now_s)));
+    }
+    double joules = gpu->counted_J - gpu->counter_base_J;
     if (gpu->stalled) return gpu->stalled_J;
     if (gpu->counter_is_module) joules += gpu->module_W * fmax(0.0, tick_s - epoch_s);
     return fmax(joules * gpu->counter_share, 0.0);

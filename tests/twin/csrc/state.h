@@ -111,6 +111,7 @@ typedef struct {
     double work_s, late_s, utilisation; /* work that is done, wait for ranks' cores; recent load */
     double power_W, temperature_C, clock, wanted, wanted_s, target, thermal_MHz, regulate_s;
     double filtered_W, filtered_J, counter_base_J, stalled_J;
+    double counted_s, counted_J; /* the counter's last tick, and what it published */
     double ramped_W, worked_s; /* power that still falls, and when work last drew as much */
     int64_t reasons, asked, head, filled; /* asked: something may have changed since `target` */
     double ring_s[RING], ring_J[RING];
@@ -144,7 +145,7 @@ double twin_enter(node_t *node);
 void twin_leave(node_t *node);
 void twin_begin(gpu_t *gpu, double now_s);
 void twin_advance(gpu_t *gpu, double now_s);
-double twin_counter_J(const gpu_t *gpu, double epoch_s, double now_s);
+double twin_counter_J(gpu_t *gpu, double epoch_s, double now_s);
 double twin_sensed_W(const gpu_t *gpu, double epoch_s, double now_s, int averaged);
 int64_t twin_memory_MHz(const gpu_t *gpu);
 int twin_replayed(const node_t *node, const gpu_t *gpu, int column, double *out);
