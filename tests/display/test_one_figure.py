@@ -16,7 +16,7 @@ from tests.answer.test_posterior import launch
 from tests.answer.test_recommendation import result_of
 from tests.support.results import large_result
 from tests.support.studies import METER, measured
-from tuner.answer.parts import Point
+from tuner.answer.parts import Interval, Point
 from tuner.display.advice import headline
 from tuner.display.report import render_report, result_html
 from tuner.display.text import answer_lines, choice_lines, summary_lines
@@ -353,6 +353,18 @@ def test_two_points_are_told_apart_alike_from_either_side(
     judge = replace(found.judged, points=[today, other], baseline=today)
     assert (judge.shrunk(other) is not None) == told
     assert (judge.against(other).shrunk(today) is not None) == told
+
+
+def test_without_a_baseline_the_ends_of_an_interval_are_inside_it() -> None:
+    found = noisy_study({0: (0.2, 0.2001), 1: (0.2, 0.2001)}, 0.0)
+    point = counted_point(found.baseline, 1.0, 1.0)
+    judge = replace(found.judged, points=[point], baseline=None)
+    energy_kJ, time_s = point.energy_to_solution_kJ, point.time_to_solution_s
+    for low, high, told in ((1.0, 1.0, False), (0.9, 0.99, True), (1.01, 1.1, True)):
+        about = Interval(low * time_s, high * time_s)
+        assert (judge.shrunk(replace(point, time_interval_s=about)) is not None) == told
+        about = Interval(low * energy_kJ, high * energy_kJ)
+        assert (judge.shrunk(replace(point, energy_interval_kJ=about)) is not None) == told
 
 
 def test_json_holds_the_saving_of_the_posterior_for_a_choice() -> None:

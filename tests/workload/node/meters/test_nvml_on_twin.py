@@ -15,7 +15,7 @@ from benchmarks.twin.smoothing import GPU, RAMPS, window_of
 from tests.twin import TwinGpu, TwinNode
 from tuner.workload.node.measure.statistics import DOUBT_SHARE
 from tuner.workload.node.meters.base import MeterError
-from tuner.workload.node.meters.nvml import NvmlMeter, Settling
+from tuner.workload.node.meters.nvml import Integral, NvmlMeter, Settling
 from tuner.workload.node.platforms import detect_cluster
 
 pytestmark = pytest.mark.needs("cc")
@@ -75,6 +75,7 @@ def test_a_card_with_one_second_averages_only_is_waited_for(metered: Metered) ->
     work(2.0)
     node.set(load=0.0)
     opened = meter.boundary(opens=True)
+    assert opened.lag_s > 1.0  # what a sample after the edge may still average
     before_J = node.energy_J()
     node.set(load=1.0)
     work(5.0)
@@ -95,6 +96,13 @@ def test_an_idle_counter_costs_a_boundary_less_than_half_a_second(metered: Meter
 def test_a_counter_that_is_slower_than_usual_is_not_called_fast(metered: Metered) -> None:
     _, meter = metered(TwinGpu(counter_period_s=0.8))
     assert meter.resolution_s >= 0.5
+
+
+def test_power_between_samples_is_their_mean_and_no_span_counts_twice() -> None:
+    """Two threads read: the one that took its time first may be the second to sample."""
+    powers_W = iter([100.0, 300.0, 300.0, 300.0])
+    source = Integral(lambda: next(powers_W), 0.0)
+    assert [source.energy_J(now_s) for now_s in (1.0, 0.9, 1.5)] == [200.0, 200.0, 350.0]
 
 
 class TestSettling:
