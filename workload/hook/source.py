@@ -104,6 +104,53 @@ def _watch_fire(module: Any, note: Note) -> None:
         return parsed
 
 
+def _watch_tyro(module: Any, note: Note) -> None:
+    @steps.around(module, "callable_with_args")  # tyro calls it for the command and for each part
+    def called(
+        plain: Any, f: Any, parser: Any, default: Any, typed: Any, *args: Any, **named: Any
+    ) -> Any:  # typed: words by name; an argument that is left out has its default
+        with contextlib.suppress(Exception):  # another release of it
+            values, options = dict[str, Any](), dict[str, list[str]]()
+            for each in parser.args:
+                name = ".".join(filter(None, (each.intern_prefix, each.field.intern_name)))
+                words = typed.get(module._strings.make_field_name([name]))
+                given = words[0] if isinstance(words, list) and len(words) == 1 else ""
+                values[name] = int(given) if given.isdecimal() else each.field.default
+                flags = getattr(each.lowered, "name_or_flags", None) or (each.lowered.name_or_flag,)
+                shown = [flag for flag in flags if flag.startswith("-")]
+                also = [f"--{flag[2:].replace('-', '_')}" for flag in shown if "-" in flag[2:]]
+                options[name] = [*shown, *also]
+            _note_integers(values, options.get, note)
+        return plain(f, parser, default, typed, *args, **named)
+
+
+def _watch_hydra(module: Any, note: Note) -> None:
+    @steps.around(module.Hydra, "compose_config")
+    def compose(plain: Any, *args: Any, **named: Any) -> Any:
+        composed = plain(*args, **named)
+        with contextlib.suppress(Exception):  # no evidence
+            values = dict(_leaves({n: composed[n] for n in composed if n != "hydra"}))
+            _note_integers(values, lambda name: [f"{name}="], note)
+        return composed
+
+
+def _watch_jsonargparse(module: Any, note: Note) -> None:
+    @steps.around(module.ArgumentParser, "parse_args")
+    def parse_args(plain: Any, *args: Any, **named: Any) -> Any:
+        parsed = plain(*args, **named)
+        with contextlib.suppress(Exception):  # no evidence
+            _note_integers(vars(parsed.as_flat()), lambda name: [f"--{name}"], note)
+        return parsed
+
+
+def _leaves(table: Mapping[str, Any], place: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in table.items():
+        if hasattr(value, "items"):
+            yield from _leaves(value, f"{place}{name}.")
+        else:
+            yield f"{place}{name}", value
+
+
 def _note_integers(
     values: Mapping[str, Any], options_of: Callable[[str], list[str] | None], note: Note
 ) -> None:
@@ -123,11 +170,17 @@ _PARSERS: dict[str, Callable[[Any, Note], None]] = {
     "click.core": _watch_click,
     "absl.flags._flagvalues": _watch_absl,
     "fire.core": _watch_fire,
+    "hydra._internal.hydra": _watch_hydra,
+    "jsonargparse._core": _watch_jsonargparse,
+    "tyro._calling": _watch_tyro,
 }
 
 
 def arguments() -> dict[str, dict[str, Any]]:
-    """Return the integer arguments of the program by name: `options` that set it, `value`."""
+    """Return the integer arguments of the program by name: `options` that set it, `value`.
+
+    One in a part of the command has a dotted name (`data.batch_size`).
+    """
     return {name: option for options in _parsed for name, option in options.items()}
 
 
@@ -162,7 +215,7 @@ def _add_batches(
 ) -> None:
     for name, value in names.items():
         # A variable `batch` may count batches, and have the size of anything for a while.
-        is_batch = type(name) is str and BATCH.fullmatch(name) is not None
+        is_batch = type(name) is str and BATCH.fullmatch(name.rpartition(".")[2]) is not None
         is_number = type(value) is int and value > 0
         if is_batch and is_number and (counters or not name.endswith("batch")):
             found.setdefault(f"{place}{name}", value)

@@ -157,7 +157,11 @@ def _named(today: _Today) -> dict[str, Argument]:
     Those that the program's parser returned, and words of the command that no known parser reads.
     """
     parsed: Mapping[str, Any] = today.facts.get("arguments", {})
-    named = [Argument(name, tuple(each["options"]), each["value"]) for name, each in parsed.items()]
+    named = [
+        Argument(_last_part(name), tuple(each["options"]), each["value"])
+        for name, each in parsed.items()
+        if not _EVALUATION.search(name)
+    ]
     read = {option.rstrip("=") for each in named for option in each.options}
     named += [each for each in typed_arguments(today.job.words) if each.options[0] not in read]
     return {
@@ -186,9 +190,13 @@ def typed_arguments(words: Sequence[str]) -> list[Argument]:
         if value is None and word.startswith("-") and after.isdecimal():
             value = after
         if value is not None and int(value) > 0:
-            name = re.split(r"[./]", match["option"].lstrip("-"))[-1].replace("-", "_")
+            name = _last_part(match["option"].lstrip("-")).replace("-", "_")
             found[match["option"]] = Argument(name, (match["option"],), int(value))
     return list(found.values())
+
+
+def _last_part(name: str) -> str:
+    return re.split(r"[./]", name)[-1]
 
 
 @dataclass(frozen=True)

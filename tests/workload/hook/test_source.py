@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -43,24 +44,98 @@ import fire
 def main(batch_size=16, accum=2, rate=1.0, fast=False): pass
 fire.Fire(main)
 """
-PROGRAMS = {"argparse": ARGPARSE, "click": CLICK, "absl": ABSL, "fire": FIRE}
+TYRO_FUNCTION = """
+import tyro
+def main(batch_size: int = 16, accum: int = 2, rate: float = 1.0, fast: bool = False): pass
+tyro.cli(main)
+"""
+PROGRAMS = {
+    **{"argparse": ARGPARSE, "click": CLICK, "absl": ABSL, "fire": FIRE, "tyro": TYRO_FUNCTION}
+}
+TABLES = """
+from dataclasses import dataclass, field
+@dataclass
+class Data:
+    batch_size: int = 16
+    name: str = "16"
+@dataclass
+class Args:
+    data: Data = field(default_factory=Data)
+    accum: int = 2
+    rate: float = 1.0
+"""
+TYRO = f"{TABLES}\nimport tyro\ntyro.cli(Args)"
+SIMPLE_PARSING = f"{TABLES}\nimport simple_parsing\nsimple_parsing.parse(Args)"
+JSONARGPARSE = f"{TABLES}\nimport jsonargparse\njsonargparse.CLI(Args, as_positional=False)"
+HYDRA = f"""{TABLES}
+import hydra
+from hydra.core.config_store import ConfigStore
+ConfigStore.instance().store(name="config", node=Args)
+@hydra.main(version_base=None, config_name="config")
+def main(config): pass
+main()
+"""
+#: Of parts of a command: the option of its batch, and the program.
+IN_PARTS = {
+    "tyro": ("--data.batch-size", TYRO),
+    "simple_parsing": ("--batch_size", SIMPLE_PARSING),
+    "jsonargparse": ("--data.batch_size", JSONARGPARSE),
+    "hydra": ("data.batch_size=", HYDRA),
+}
+
+
+def every(program: str, *words: str) -> dict[str, Any]:
+    command = [sys.executable, "-c", HEAD + program + TAIL, *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 def read(program: str, *words: str) -> dict[str, Any]:
-    command = [sys.executable, "-c", HEAD + program + TAIL, *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=True)
-    return {n: each for n, each in json.loads(done.stdout).items() if n in ("batch_size", "accum")}
+    return {n: each for n, each in every(program, *words).items() if n in ("batch_size", "accum")}
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_integers_are_read_where_they_stand_at_their_defaults(name: str) -> None:
     pytest.importorskip(name)
-    option = "--batch-size" if name in ("argparse", "click") else "--batch_size"
+    option = "--batch-size" if name in ("argparse", "click", "tyro") else "--batch_size"
     for words, values in (((), [16, 2]), ((option, "8"), [8, 2]), ((f"{option}=8",), [8, 2])):
         found = read(PROGRAMS[name], *words)
         assert [each["value"] for each in found.values()] == values
         assert option in found["batch_size"]["options"]
         assert found["accum"]["options"] == ["--accum"]
+
+
+@pytest.mark.parametrize("name", IN_PARTS)
+def test_integers_in_the_parts_of_a_command_have_dotted_names(name: str, tmp_path: Path) -> None:
+    pytest.importorskip(name)
+    option, program = IN_PARTS[name]
+    program = f"import os\nos.chdir({str(tmp_path)!r})\n{program}"  # Hydra writes what it composed
+    typed = f"{option.rstrip('=')}=8"
+    for words, value in (((), 16), ((typed,), 8)):
+        found = every(program, *words)
+        batches = [each for n, each in found.items() if n.endswith("data.batch_size")]
+        assert [each["value"] for each in batches] == [value]
+        assert option in batches[0]["options"]
+        assert [each["value"] for n, each in found.items() if n.endswith("accum")] == [2]
+        assert not [n for n in found if n.endswith(("name", "rate"))]
+
+
+def test_both_ways_of_writing_an_option_of_tyro_set_it() -> None:
+    pytest.importorskip("tyro")
+    for option in ("--data.batch-size", "--data.batch_size"):
+        found = every(TYRO, option, "4")["data.batch_size"]
+        assert found == {"options": ["--data.batch-size", "--data.batch_size"], "value": 4}
+
+
+@pytest.mark.parametrize("name", ["tyro", "jsonargparse"])
+def test_what_another_parser_refuses_is_the_programs_own_error(name: str) -> None:
+    pytest.importorskip(name)
+    option, program = IN_PARTS[name]
+    command = [sys.executable, "-c", HEAD + program + TAIL, option, "x"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "x" in done.stderr + done.stdout
 
 
 def test_a_positional_argument_of_click_has_no_option() -> None:

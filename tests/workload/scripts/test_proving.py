@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -51,9 +52,9 @@ class Program:
     def look(self, job: ScriptJob, configuration: Configuration) -> Mapping[str, Any] | str:
         words = job.start(configuration, Path(job.cwd) / "probe").words
         self.started.append(" ".join(words))
-        told = dict(zip(words[1::2], words[2::2], strict=True))
+        told = dict(re.findall(r"(\S+)[ =](\d+)", " ".join(words)))
         ranks = configuration.data_parallel
-        micro = int(told.get("--batch-size", told.get("-b", 8)))
+        micro = int(next((told[n] for n in told if re.search(r"batch[-_]size$|^-b$", n)), 8))
         times = int(told.get("--accum", 4)) if self.accumulates else 1
         if self.divides == "batch":
             micro //= ranks
@@ -471,6 +472,27 @@ def test_words_of_the_command_are_proven_as_arguments_are(tmp_path: Path) -> Non
     job = proven(job_of(tmp_path, "--batch-size 8 --accum 4"), seen, program.look, devices=1)
     assert program.started == ["train.py --batch-size 4 --accum 8"]
     assert {"micro_batch", "gradient_accumulation"} <= {*job.placeholders}
+
+
+@pytest.mark.parametrize(
+    ("part", "words", "option", "started"),
+    [
+        ("data.", "", "--data.batch-size", "train.py --data.batch-size 4"),  # tyro, jsonargparse
+        ("data.", "", "data.batch_size=", "train.py data.batch_size=4"),  # Hydra
+        ("data.", "data.batch_size=8", "data.batch_size=", "train.py data.batch_size=4"),
+        ("config.", "", "--batch_size", "train.py --batch_size 4"),  # simple_parsing
+        ("val.", "", "--val.batch_size", ""),
+        ("config.test.", "", "--config.test.batch_size", ""),
+    ],
+)
+def test_an_argument_of_a_part_of_the_command_is_proven_by_its_own_name(
+    tmp_path: Path, part: str, words: str, option: str, started: str
+) -> None:
+    program = Program()
+    seen = facts(8, 4, arguments={f"{part}batch_size": {"options": [option], "value": 8}})
+    job = proven(job_of(tmp_path, words), seen, program.look, devices=1)
+    assert program.started == ([started] if started else [])
+    assert ("micro_batch" in turned(job)) == bool(started)
 
 
 def test_a_word_of_the_batch_that_does_something_else_is_left(tmp_path: Path) -> None:
