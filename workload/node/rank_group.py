@@ -249,9 +249,12 @@ class Process:
         return self.runs_python or bool(_SHELL.fullmatch(self.program))
 
     def __str__(self) -> str:
-        text = " ".join(shlex.join(self.words).split())
-        shown = text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
-        return f"process {self.pid} ({shown})"
+        return f"process {self.pid} ({_shown(self.words)})"
+
+
+def _shown(words: Sequence[str]) -> str:
+    text = " ".join(shlex.join(words).split())
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
 def option_without_hook(words: Sequence[str]) -> str:
@@ -479,7 +482,7 @@ class CommandGroup(RankGroup):
             more = f" and {len(living) - 2} more" if len(living) > 2 else ""
             runs = " and ".join(map(str, living[:2]))
             return f", and {runs}{more} did not import torch"
-        shown = dict.fromkeys(shlex.join(words[1:])[:80] for words in self._importing.values())
+        shown = dict.fromkeys(_shown(words[1:]) for words in self._importing.values())
         if not shown:
             return ", and no Python process of the command has imported torch"
         return f", and torch was imported by {', '.join(shown)}"

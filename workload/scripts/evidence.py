@@ -417,6 +417,13 @@ _OF_LAUNCHER = re.compile(
     r"\[.*launch\.py:\d+:|srun: error: |make(?:\[\d+\])?: \*\*\* )",
     re.M,
 )
+#: A line that they write while all is well. Those of torchrun stand above the program's own.
+_NOTE_OF_LAUNCHER = re.compile(
+    r"^(?:[IW]\d{4} .*torch/distributed/|\[.*torch\.distributed\.\S+ \[(?:INFO|WARNING)\]"
+    r"|(?:INFO|WARNING):torch\.distributed\.|\[.*\[(?:INFO|WARNING)\] \[(?:launch|runner)\.py:\d+:"
+    r"|Setting OMP_NUM_THREADS environment variable for each process ).*",
+    re.M,
+)
 
 
 def explained_exit(code: int, log: str) -> str:
@@ -434,7 +441,7 @@ def explained_exit(code: int, log: str) -> str:
 
 def last_words(log: str) -> str:
     """Return a program's own last line, without those of launchers and of `time`; "" if none."""
-    own, *launchers = _OF_LAUNCHER.split(log, maxsplit=1)
+    own, *launchers = _OF_LAUNCHER.split(_NOTE_OF_LAUNCHER.sub("", log), maxsplit=1)
     if launchers:  # a traceback of the launcher has begun above its first words
         own = own.partition("Traceback (most recent call last):")[0]
     lines = [line.strip() for line in own.splitlines()]

@@ -39,6 +39,28 @@ SRUN = "srun: error: node1: task 0: Exited with exit code 1\n"
 MAKE = "make: *** [Makefile:2: train] Error 1\n"
 
 
+STARS = "*" * 41
+OMP = "Setting OMP_NUM_THREADS environment variable for each process to be 1 in default, to avoid"
+#: Lines of a launcher that starts several ranks, above those of the program.
+BANNERS = {
+    "torchrun": "".join(
+        f"W1130 03:57:38.880000 27740 torch/distributed/run.py:874] {line}\n"
+        for line in ("", STARS, OMP, STARS)
+    ),
+    "torchrun of 2.2": "".join(
+        f"[2024-02-05 10:00:00,123] torch.distributed.run: [WARNING] {line}\n"
+        for line in ("", STARS, OMP, STARS)
+    ),
+    "torchrun of 1.13": f"WARNING:torch.distributed.run:\n{STARS}\n{OMP}\n{STARS}\n",
+    "deepspeed": "[2026-11-28 13:21:30,1] [WARNING] [runner.py:212:fetch_hostfile] no hostfile\n"
+    "[2026-11-28 13:21:32,5] [INFO] [launch.py:145:main] WORLD INFO DICT: {'localhost': [0, 1]}\n",
+}
+SIGTERM = (
+    "W1130 13:21:31 21862 torch/distributed/elastic/multiprocessing/api.py:900] Sending process 7 "
+    "closing signal SIGTERM\n"
+)
+
+
 def sentence(kind: str, message: str, tail: str) -> str:
     with pytest.raises(InputError) as refused:
         require_steps(
@@ -52,6 +74,28 @@ def test_the_last_words_are_the_programs_and_not_its_launchers(launcher: str) ->
     said = sentence("crash", "rank 0 ended with exit code 1", f"loading\nno data: /d\n{launcher}")
     assert said.endswith('crash: rank 0 ended with exit code 1: "no data: /d"')
     assert sentence("crash", "rank 0 ended with exit code 1", launcher).endswith("exit code 1")
+
+
+@pytest.mark.parametrize("banner", BANNERS.values(), ids=list(BANNERS))
+@pytest.mark.parametrize("after", ["", SIGTERM, SIGTERM + TORCHRUN, DEEPSPEED])
+def test_what_a_launcher_writes_first_hides_no_words_of_the_program(
+    banner: str, after: str
+) -> None:
+    assert last_words(f"{banner}loading\nneeds 2 GPUs. Exiting.\n{after}") == (
+        "needs 2 GPUs. Exiting."
+    )
+    assert last_words(f"loading\n{banner}{after}") == "loading"
+    assert last_words(f"{banner}{after}") == ""
+
+
+def test_a_warning_of_the_programs_own_is_not_a_launchers() -> None:
+    for line in (
+        "WARNING:root:no data",
+        "W1130 no data",
+        "[2026-11-28 13:21:30,1] [WARNING] [data.py:7:read] no data",
+        "Setting OMP_NUM_THREADS to 4 failed",
+    ):
+        assert last_words(f"loading\n{line}\n") == line
 
 
 def test_a_refusal_that_the_log_ends_with_is_told_once() -> None:
