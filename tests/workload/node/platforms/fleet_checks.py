@@ -79,15 +79,16 @@ def superchip() -> str:
     return "" if scope == "module" else f"a module's energy is labelled with the scope {scope!r}"
 
 
-def windows_without_a_clock(launches: int = 3) -> int:
+def windows_without_a_clock() -> int:
     """Search a GPU that reaches 1290 of 1410 MHz; return the windows that are lost to its limiter.
 
-    Each launch has three clocks that are reached, and two that are listed and never reached. The
-    search ends when all of the former are measured: until then it has something better to probe.
+    Each of three launches has three clocks that are reached, and two that are listed and never
+    reached. The search ends when all of the former are measured: until then it has something
+    better to probe.
     """
     candidates = Candidates.from_configurations(
         Configuration.of(micro_batch=2**i, clock_MHz=clock)
-        for i in range(launches)
+        for i in range(3)
         for clock in (600, 900, 1200, 1350, 1410)
     )
     planner = CandidatePlanner(candidates, seed=0)
@@ -97,7 +98,7 @@ def windows_without_a_clock(launches: int = 3) -> int:
         governor = NvmlGovernor(environ={}, guarded=False)
         meter = NvmlMeter(environ={}, clock=node.clock, sleep=node.sleep)
         try:
-            while ran < 3 * launches and (plan := planner.plan(PlanningState(records))):
+            while ran < 9 and (plan := planner.plan(PlanningState(records))):
                 probe = ProbeRequest(f"p{len(records):04d}", plan.launch, plan.live)
                 outcomes = [_window(node, governor, meter, live) for live in plan.live]
                 missed = tuple(one for one in outcomes if isinstance(one, UnappliedSetting))
