@@ -29,7 +29,7 @@ boundary, 0 if the program's accumulation cannot be set.
 
 from .attachment import ATTACH, attach
 from .batch_counts import GROUPS
-from .engine import halved, merge, micro_batches, parse_config, split_differently
+from .engine import merge, micro_batches, other_split, parse_config, split_differently
 from .program import main, run_rank
 from .state import NotAsRequested, configuration, live, phase
 from .watching import step
@@ -40,11 +40,11 @@ __all__ = [
     "NotAsRequested",
     "attach",
     "configuration",
-    "halved",
     "live",
     "main",
     "merge",
     "micro_batches",
+    "other_split",
     "parse_config",
     "phase",
     "run_rank",

@@ -10,6 +10,7 @@ import copy
 import importlib
 import inspect
 import json
+import math
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -46,17 +47,28 @@ def micro_batches(config: Mapping[str, Any], replicas: int) -> tuple[int, int]:
     return (micro, times or (max(1, (whole or 0) // (micro * replicas)))) if micro else (0, 0)
 
 
-def halved(micro: int, times: int) -> tuple[int, int] | None:
-    """Return another split of the same samples into micro-batches; None if there is none."""
-    if micro % 2 == 0:
-        return micro // 2, times * 2
-    return (micro * 2, times // 2) if times % 2 == 0 else None
+def other_split(micro: int, times: int) -> tuple[int, int] | None:
+    """Return the next split of the same samples into micro-batches, a smaller one where it is near.
+
+    None for one sample in one pass.
+    """
+    if micro % 2 and times % 2 == 0:
+        return micro * 2, times // 2
+    if micro > 1:
+        parts = _smallest_factor(micro)
+        return micro // parts, times * parts
+    parts = _smallest_factor(times)
+    return (micro * parts, times // parts) if times > 1 else None
+
+
+def _smallest_factor(number: int) -> int:
+    return next((n for n in range(2, math.isqrt(number) + 1) if number % n == 0), number)
 
 
 def split_differently(config: Mapping[str, Any], replicas: int) -> dict[str, Any]:
     """Return settings that split the same global batch differently; empty if there are none."""
     micro, times = micro_batches(config, replicas)
-    other = halved(micro, times) if micro else None
+    other = other_split(micro, times) if micro else None
     return dict(zip(BATCH_KEYS, (None, *other), strict=True)) if other else {}
 
 

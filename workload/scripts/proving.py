@@ -15,7 +15,7 @@ from itertools import pairwise
 from typing import Any
 
 from tuner.search_spaces.configuration import Configuration, Settings
-from tuner.workload.hook import halved
+from tuner.workload.hook import other_split
 from tuner.workload.hook.attachment import first_argument
 from tuner.workload.hook.source import ACCUMULATION, BATCH
 from tuner.workload.scripts.evidence import batches_seen, differs
@@ -271,11 +271,9 @@ def _by_split(
     both = _placed(job, found.values())
     if both is job:
         return job, "the command does not show where they stand"
-    other = halved(micro, times)
+    other = other_split(micro, times)
     if other is None:
-        if times == 1:
-            return job, f"{micro} samples cannot be halved"
-        return job, f"neither {micro} samples nor {times} passes can be halved"
+        return job, "one sample cannot be split"
     changed = _at(job, micro_batch=other[0])
     accumulates = "gradient_accumulation" in {*found, *job.placeholders, *job.frame.turns}
     seen = inspect(both if accumulates else _framed(both, keeps="accumulation"), changed)

@@ -206,24 +206,36 @@ def test_what_does_not_stay_the_same_is_left_alone(
 
 
 @pytest.mark.parametrize(
-    ("micro", "times", "why"),
+    ("micro", "times", "words"),
     [
-        (5, 1, "5 samples cannot be halved"),
-        (5, 3, "neither 5 samples nor 3 passes can be halved"),
+        (15, 1, "--batch-size 5 --accum 3"),
+        (25, 3, "--batch-size 5 --accum 15"),
+        (7, 1, "--batch-size 1 --accum 7"),  # a prime number of samples
+        (1, 3, "--batch-size 3 --accum 1"),
+        (5, 4, "--batch-size 10 --accum 2"),
     ],
 )
-def test_a_batch_that_cannot_be_halved_is_told_in_words(
-    tmp_path: Path, micro: int, times: int, why: str
+def test_a_batch_of_odd_size_is_split_too(
+    tmp_path: Path, micro: int, times: int, words: str
 ) -> None:
-    """ "5 x 1 cannot be split otherwise" was true of none."""
-    program = Program(accumulates=False)
-    given = {"batch_size": {"options": ["--batch-size"], "value": micro}}
+    program = Program()
+    named = {"batch_size": ("--batch-size", micro), "accum": ("--accum", times)}
+    given = {name: {"options": [o], "value": value} for name, (o, value) in named.items()}
     frame = ScriptFacts(kind="torch", micro_batch=micro, accumulation=times, counted=True)
-    command = f"train.py --batch-size {micro}"
-    today = script_job(command, tmp_path, frame, devices=1, global_batch=micro * times)
+    today = script_job("train.py", tmp_path, frame, devices=1, global_batch=micro * times)
     job = proven(today, facts(micro, times, 1, arguments=given), program.look, devices=1)
+    assert program.started == [f"train.py {words}"]
+    assert "micro_batch" in turned(job)
+
+
+def test_one_sample_in_one_pass_is_told_as_that(tmp_path: Path) -> None:
+    program = Program(accumulates=False)
+    given = {"batch_size": {"options": ["--batch-size"], "value": 1}}
+    frame = ScriptFacts(kind="torch", micro_batch=1, accumulation=1, counted=True)
+    today = script_job("train.py", tmp_path, frame, devices=1, global_batch=1)
+    job = proven(today, facts(1, 1, 1, arguments=given), program.look, devices=1)
     assert program.started == []
-    assert job.frame.unproven == f"--batch-size {micro} is left as today: {why}"
+    assert job.frame.unproven == "--batch-size 1 is left as today: one sample cannot be split"
 
 
 def test_a_launch_that_fails_leaves_today(tmp_path: Path) -> None:

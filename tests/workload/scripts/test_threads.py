@@ -143,11 +143,11 @@ def test_why_a_fixed_batch_is_not_searched_is_told_once_with_the_threads(tmp_pat
 
 
 def test_an_argument_that_was_not_proven_is_left_once(tmp_path: Path) -> None:
-    """ "Its batch stays as it is: --batch 5 is left as today" said it twice."""
-    frame = replace(FIXED, unproven="--batch 5 is left as today: 5 samples cannot be halved")
+    """ "Its batch stays as it is: --batch 1 is left as today" said it twice."""
+    frame = replace(FIXED, unproven="--batch 1 is left as today: one sample cannot be split")
     job = script_job("train.py", tmp_path, frame, global_batch=5, devices=1)
     (told,) = _why_batch_stays(job, StudyRequest(job=job, cluster="a100-8"), threads=True)
-    assert told.startswith("--batch 5 is left as today: 5 samples cannot be halved (if it sets ")
+    assert told.startswith("--batch 1 is left as today: one sample cannot be split (if it sets ")
 
 
 def test_a_batch_that_no_edit_opens_is_told_only_with_the_threads(tmp_path: Path) -> None:
