@@ -7,6 +7,7 @@ reached them.
 
 import contextlib
 import errno
+import itertools
 import json
 import os
 import resource
@@ -37,6 +38,8 @@ _SPACE_WORDS = tuple(os.strerror(number).lower() for number in _SPACE_ERRORS)
 # reasons, too: it is memory only if this share of the device or less is free.
 _SETUP_WORDS = ("cublas_status_not_initialized", "cudnn_status_not_initialized")
 _FULL_SHARE = 0.05
+#: The hook's own folder.
+_HERE = os.path.dirname(__file__)
 _FRAMES = 16  # of an error that the agent is told
 # Errors of CUDA that no configuration causes: the device is damaged, taken or not ready.
 _HARDWARE_WORDS = (
@@ -205,6 +208,8 @@ class Link:
             evidence = "hardware"
         elif isinstance(error, state.IndependentRanks):
             evidence = "no group"
+        elif _raised_by_hook(error):
+            evidence = "hook"
         elif _lacks_rank(error):
             evidence = "no rank"
         elif isinstance(error, state.NotAsRequested) or (
@@ -268,6 +273,24 @@ def _lacks_rank(error: BaseException) -> bool:
         frame.filename.endswith(rendezvous) or frame.name == "mpi_discovery"  # DeepSpeed's
         for frame in traceback.extract_tb(error.__traceback__)
     )
+
+
+def _raised_by_hook(error: BaseException) -> bool:
+    """Return True if the hook's own code failed.
+
+    Not what it refuses (`raise`), what it calls for the program (`plain`), what the program asks of
+    it (`state`), and what a file or a library of the program lacks.
+    """
+    kinds = (AttributeError, NameError, TypeError, LookupError, ArithmeticError, AssertionError)
+    if not isinstance(error, kinds):
+        return False
+    frames = reversed(traceback.extract_tb(error.__traceback__))
+    last = itertools.dropwhile(lambda frame: frame.name == "__getattr__", frames)
+    own = list(itertools.takewhile(lambda frame: os.path.dirname(frame.filename) == _HERE, last))
+    if not own or os.path.basename(own[-1].filename) == "state.py":
+        return False
+    line = own[0].line or ""
+    return not line.startswith("raise ") and "plain" not in line
 
 
 def _is_of_hardware(text: str) -> bool:

@@ -103,11 +103,11 @@ class StepCounter:
         """Return True if a step of this torch optimizer is one of the program's own."""
         return not (self._inside or self.has_engine) and self.follows("optimizer", optimizer)
 
-    def run_engine(self, step: Callable[[], Any], engine: Any, *, counts: bool) -> Any:
+    def run_engine(self, plain: Callable[[], Any], engine: Any, *, counts: bool) -> Any:
         """Run a step of an engine, and count it if it `counts` and is the first engine's."""
         self._inside += 1
         try:
-            result = step()
+            result = plain()
         finally:
             self._inside -= 1
         if counts and not self._inside and self.follows("engine", engine):

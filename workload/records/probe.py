@@ -197,6 +197,8 @@ FAILURES: Mapping[str, FailureClass] = {
     "no_rank": FailureClass("needs a launcher", "program", evidence="no rank"),
     # by the framework or a rule
     "refused": FailureClass("refused", "launch", evidence="refusal", split=True),
+    # an error of joulefront's own in the program's process, which alone would have trained
+    "hook": FailureClass("fault of joulefront's own hook", "launch", evidence="hook", split=True),
     "crash": FailureClass("crash", "launch", evidence="error", split=True, of_device=True),
     # the script trains fewer steps than a measurement takes
     "ended": FailureClass("too short", "program", split=True, too_short=True),

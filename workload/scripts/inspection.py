@@ -208,6 +208,11 @@ def require_steps(script: Script, record: ProbeRecord, folder: Path) -> None:
     log = folder / "probes" / record.request.probe_id / "rank0.log"
     if record.failure.kind in ("ended", "no_steps"):
         outcome = f"{script.name!r} was started once, and {record.failure.message}"
+    elif record.failure.kind == "hook":
+        outcome = (
+            f"joulefront's own hook, not the script {script.name!r}, failed {_when(record)}: "
+            f"{record.failure.message}; please report it"
+        )
     else:
         outcome = f"the script {script.name!r} failed {_when(record)}: {record.failure.sentence}"
     raise InputError(f"{outcome}{_last_words(record.failure)}; its log is {log}")

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.twin import TwinGpu, TwinNode
-from tuner.workload.hook import engine, live, state
+from tuner.workload.hook import batch_counts, engine, live, state, steps, watching
 from tuner.workload.hook import link as hook_link
 from tuner.workload.node.meters.gpus import cuda_numbering
 from tuner.workload.records.probe import shown_by
@@ -88,6 +88,58 @@ def failure(error: Exception) -> dict[str, object]:
     link.fail(error)
     told = json.loads(sent[0].removeprefix("fail "))
     return {**told, "kind": shown_by(told["evidence"])}
+
+
+def raised(action: Callable[[], object]) -> Exception:
+    try:
+        action()
+    except Exception as error:
+        return error
+    raise AssertionError("it did not fail")
+
+
+class Odd:
+    """An object of the program's own kind, which lacks what torch's has."""
+
+    def __getattr__(self, name: str) -> None:
+        raise AttributeError(name)
+
+    def step(self, scale: float) -> float:
+        return scale / 0
+
+
+steps.count_engine(steps.StepCounter(lambda: None), Odd, "step", lambda engine: True)
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        lambda: watching._settings_of(object()),  # no param_groups
+        lambda: watching._settings_of(Odd()),  # told by a function of the object's
+        lambda: watching._settings_of(SimpleNamespace(param_groups=[None])),
+        lambda: batch_counts.StepCounts.attempt(object()),  # type: ignore[arg-type]
+    ],
+)
+def test_an_error_of_the_hooks_own_code_is_not_the_programs(action: Callable[[], object]) -> None:
+    told = failure(raised(action))
+    assert (told["kind"], told["evidence"]) == ("hook", "hook")
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        lambda: [][1],  # the program's own line
+        lambda: Odd().step(1, 2),  # type: ignore[call-arg]  # its own function, below a patch
+        lambda: Odd().step(1),  # which fails in itself
+        lambda: state.configuration()["misspelt"],  # what the program asks for
+        lambda: engine.parse_config("[1]"),  # what the hook says of the program's file
+        lambda: engine.parse_config("{"),
+    ],
+)
+def test_an_error_below_a_patch_or_of_what_the_program_gave_is_the_programs(
+    action: Callable[[], object],
+) -> None:
+    assert failure(raised(action))["kind"] == "crash"
 
 
 @pytest.mark.parametrize(

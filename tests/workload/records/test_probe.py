@@ -24,7 +24,16 @@ def test_a_kind_of_a_later_release_blames_its_setting_alone() -> None:
 
 def test_what_ranks_report_is_in_the_order_of_likelihood() -> None:
     shown = [kind for kind, each in FAILURES.items() if each.evidence]
-    assert shown == ["node", "out_of_memory", "disk_full", "alone", "no_rank", "refused", "crash"]
+    assert shown == [
+        "node",
+        "out_of_memory",
+        "disk_full",
+        "alone",
+        "no_rank",
+        "refused",
+        "hook",
+        "crash",
+    ]
     assert [shown_by(FAILURES[kind].evidence) for kind in shown] == shown
     assert shown_by("a later hook's") == ""
     assert [kind for kind, each in FAILURES.items() if each.lacks_memory] == ["out_of_memory"]

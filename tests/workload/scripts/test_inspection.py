@@ -98,6 +98,14 @@ def test_a_warning_of_the_programs_own_is_not_a_launchers() -> None:
         assert last_words(f"loading\n{line}\n") == line
 
 
+def test_an_error_of_the_hooks_own_is_not_told_as_the_scripts() -> None:
+    said = sentence("hook", "AttributeError: 'Sharded' object has no attribute 'param_groups'", "")
+    assert said == (
+        "joulefront's own hook, not the script 'train', failed before its first optimizer step: "
+        "AttributeError: 'Sharded' object has no attribute 'param_groups'; please report it"
+    )
+
+
 def test_a_refusal_that_the_log_ends_with_is_told_once() -> None:
     refused = "the script starts its own ranks; start them with torchrun"
     said = sentence(
