@@ -15,9 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 
 import numpy as np
-from scipy.linalg import cho_solve, cholesky, solve_triangular
 from scipy.optimize import minimize
-from scipy.spatial.distance import cdist
 
 # Decisions that the last bits of a figure do not change.
 #
@@ -87,46 +85,51 @@ JITTER = 1e-11
 
 @dataclass(frozen=True)
 class Kernel:
-    """Covariance at one set of hyperparameters.
+    """Covariances at k sets of hyperparameters.
 
     Attributes:
         amplitudes: standard deviations of the launch part, the live part, the mix and the launches'
-            own levels.
-        lengths: one a column.
-        noise: standard deviation of a row, beside what is stated of it.
+            own levels, (k, 4).
+        lengths: one a column, (k, d).
+        noise: standard deviations of a row, beside what is stated of it, (k,).
         constant: variance of the constant.
     """
 
     amplitudes: np.ndarray
     lengths: np.ndarray
-    noise: float
+    noise: np.ndarray
     constant: float
 
     @classmethod
     def of_logs(cls, logs: np.ndarray, constant: float) -> Kernel:
-        """Return the kernel of the logs of its amplitudes, lengths and noise, in this order."""
-        return cls(np.exp(logs[:4]), np.exp(logs[4:-1]), float(np.exp(logs[-1])), constant)
+        """Return the kernel of the logs of amplitudes, lengths and noise, in this order, (k, h)."""
+        amplitudes, lengths, noise = np.split(np.exp(logs), [4, -1], axis=1)
+        return cls(amplitudes, lengths, noise[:, 0], constant)
 
     @property
-    def variance(self) -> float:
-        """k(x, x)."""
-        return float(np.sum(self.amplitudes**2)) + self.constant
+    def variance(self) -> np.ndarray:
+        """k(x, x), (k,)."""
+        return np.asarray(np.sum(self.amplitudes**2, axis=1) + self.constant)
 
     def __call__(self, pairs: Pairs) -> np.ndarray:
-        """Covariance of each pair, (n, m)."""
+        """Covariance of each pair, (k, n, m)."""
         launch, live = (pairs.matern(self.lengths, kind) for kind in KINDS)
-        weight = self.amplitudes**2
+        weight = self.amplitudes.T[:, :, None, None] ** 2
         total = launch * (weight[0] + weight[2] * live) + weight[1] * live
         return np.asarray(total + weight[3] * pairs.own + self.constant)
 
 
-def lower_root(covariance: np.ndarray, variance: float) -> np.ndarray:
-    """Return the lower Cholesky factor of a covariance, of which `variance` is the largest."""
-    eye = JITTER * variance * np.eye(len(covariance))
+def lower_root(covariance: np.ndarray, variance: np.ndarray) -> np.ndarray:
+    """Return the lower Cholesky factors of covariances, (k, n, n), of which `variance`, (k,), is
+    the largest."""
+    eye = JITTER * variance[:, None, None] * np.eye(covariance.shape[-1])
     try:
-        return np.asarray(cholesky(covariance + eye, lower=True, check_finite=False))
+        return np.linalg.cholesky(covariance + eye)
     except np.linalg.LinAlgError:  # rounding left a negative direction
-        return np.asarray(cholesky(covariance + 1e4 * eye, lower=True, check_finite=False))
+        if len(covariance) == 1:
+            return np.linalg.cholesky(covariance + 1e4 * eye)
+        each = np.arange(len(covariance))[:, None]
+        return np.concatenate([lower_root(covariance[i], variance[i]) for i in each])
 
 
 def prior_of_logs(
@@ -158,30 +161,32 @@ class Pairs:
     def __init__(self, kinds: np.ndarray, a: np.ndarray, b: np.ndarray) -> None:
         masks = {kind: kinds == kind for kind in KINDS if (kinds == kind).any()}
         self._halves = {kind: (of, *_distinct(a[:, of], b[:, of])) for kind, of in masks.items()}
-        # Columns that tell launches apart; all of them where there is only one.
-        columns = kinds == LAUNCH if LAUNCH in kinds else np.ones(len(kinds), dtype=bool)
-        half = None if columns.all() else self._halves[LAUNCH]
-        _, rows, others, places = half or (columns, *_distinct(a, b))
-        whole = np.exp(-cdist(rows, others) / (OWN_LENGTH * np.sqrt(columns.sum())))
-        each = np.exp(-np.abs(rows[:, None] - others[None]) / OWN_LENGTH).mean(axis=2)
+        # Of the columns that tell launches apart; of all of them where there is only one.
+        _, squares, places = self._halves.get(LAUNCH) or self._halves[LIVE]
+        whole = np.exp(-np.sqrt(squares.mean(axis=0)) / OWN_LENGTH)
+        each = np.exp(-np.sqrt(squares) / OWN_LENGTH).mean(axis=0)
         self.own = (BY_COLUMN * each + (1 - BY_COLUMN) * whole).take(places)
 
     def matern(self, lengths: np.ndarray, kind: int) -> np.ndarray | float:
-        """Matern-5/2 of the columns of a kind, (n, m); 1 if there are none."""
+        """Matern-5/2 of the columns of a kind at lengths (k, d), (k, n, m); 1 if there are none."""
         if kind not in self._halves:
             return 1.0
-        columns, a, b, places = self._halves[kind]
-        s = np.sqrt(5.0) * cdist(a / lengths[columns], b / lengths[columns])
-        return np.asarray((1.0 + s + s * s / 3.0) * np.exp(-s)).take(places)
+        columns, squares, places = self._halves[kind]
+        s = np.sqrt(5.0 * np.tensordot(lengths[:, columns] ** -2, squares, axes=1))
+        matern = (1.0 + s + s * s / 3.0) * np.exp(-s)
+        return matern.reshape(len(lengths), -1).take(places, axis=1)
 
 
-def _distinct(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    # Rows are told apart by their projection on a line, which sorts much faster than whole rows.
+def _distinct(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    # Returns the squared distances of the distinct rows, (columns, rows of a, rows of b), and the
+    # place of each pair among them, (n, m). Rows are told apart by their projection on a line,
+    # which sorts much faster than whole rows.
     line = np.random.default_rng(0).random(a.shape[1])
     (_, rows, i), (_, others, j) = (
         np.unique(x @ line, return_index=True, return_inverse=True) for x in (a, b)
     )
-    return a[rows], b[others], i[:, None] * len(others) + j
+    squares = (a[rows].T[:, :, None] - b[others].T[:, None, :]) ** 2
+    return squares, i[:, None] * len(others) + j
 
 
 #: Hyperparameters are fitted on at most this many rows: a likelihood costs O(rows^3).
@@ -211,7 +216,7 @@ def quasi_normal(count: int, width: int, seed: int = 0) -> np.ndarray:
 
 
 class ConditionalProcess:
-    """The process at one set of hyperparameters, given the figures of rows.
+    """The process at k sets of hyperparameters, given the figures of rows.
 
     Args:
         pairs: of the rows.
@@ -220,45 +225,53 @@ class ConditionalProcess:
 
     def __init__(self, kernel: Kernel, pairs: Pairs, y: np.ndarray, variance: np.ndarray) -> None:
         self.kernel, self._y = kernel, y
-        covariance = kernel(pairs)
-        covariance[np.diag_indices(len(y))] += kernel.noise**2 + variance
+        covariance, diagonal = kernel(pairs), np.arange(len(y))
+        covariance[:, diagonal, diagonal] += kernel.noise[:, None] ** 2 + variance
         self._lower = lower_root(covariance, kernel.variance)
-        self._weights = _solved(self._lower, y)
+        self._weights = np.linalg.solve(self._lower, np.tile(y[:, None], (len(covariance), 1, 1)))
 
     @property
-    def loss(self) -> float:
-        """Negative log likelihood of the rows, but for a constant."""
-        return 0.5 * float(self._weights @ self._weights) + float(
-            np.log(np.diag(self._lower)).sum()
-        )
+    def loss(self) -> np.ndarray:
+        """Negative log likelihood of the rows, but for a constant, (k,)."""
+        logs = np.log(np.diagonal(self._lower, axis1=1, axis2=2))
+        return np.asarray(0.5 * (self._weights[:, :, 0] ** 2).sum(axis=1) + logs.sum(axis=1))
+
+    def _projected(self, across: Pairs) -> tuple[np.ndarray, np.ndarray]:
+        # Means of the columns of `across`, whose rows are given, (k, m), and roots of what the rows
+        # tell of their covariance, (k, n, m).
+        projected = np.linalg.solve(self._lower, self.kernel(across))
+        return (self._weights.swapaxes(1, 2) @ projected)[:, 0], projected
 
     def posterior(self, across: Pairs) -> tuple[np.ndarray, np.ndarray]:
-        """Return mean and variance (no noise) of the columns of `across`, whose rows are given."""
-        projected = _solved(self._lower, self.kernel(across))
-        variance = self.kernel.variance - np.einsum("ij,ij->j", projected, projected)
-        return self._weights @ projected, np.maximum(variance, 1e-12)
+        """Return mean and variance (no noise) of the columns of `across`, (k, m) each."""
+        mean, projected = self._projected(across)
+        variance = self.kernel.variance[:, None] - (projected**2).sum(axis=1)
+        return mean, np.maximum(variance, 1e-12)
 
     def draw(self, across: Pairs, among: Pairs, normals: np.ndarray) -> np.ndarray:
-        """Return joint draws, (draws, columns of `across`), from standard normal ones.
+        """Return joint draws, (draws, columns of `across`), from standard normal ones: at each set
+        of hyperparameters as many, or one fewer.
 
         Args:
             among: pairs of the columns.
         """
-        projected = _solved(self._lower, self.kernel(across))
-        covariance = self.kernel(among) - projected.T @ projected
+        mean, projected = self._projected(across)
+        covariance = self.kernel(among) - projected.swapaxes(1, 2) @ projected
         # Not by eigenvectors: of equal eigenvalues they are any, as the last bits have it.
         root = lower_root(covariance, self.kernel.variance)
-        return np.asarray(self._weights @ projected + normals[:, : len(root)] @ root.T)
+        parts = zip(mean, root, np.array_split(normals, len(mean)), strict=True)
+        return np.vstack([mean + part[:, : len(root)] @ root.T for mean, root, part in parts])
 
     def leave_one_out(self) -> tuple[np.ndarray, np.ndarray]:
-        """Mean and variance (noise included) of each datum given all the others.
+        """Mean and variance (noise included) of each datum given all the others, (k, n) each.
 
         Closed form from K^-1, no refit: mean_i = y_i - [K^-1 y]_i / [K^-1]_ii and variance_i =
         1 / [K^-1]_ii (Rasmussen & Williams 2006, equations 5.10 to 5.12; Sundararajan & Keerthi
         2001).
         """
-        inverse = cho_solve((self._lower, True), np.eye(len(self._y)), check_finite=False)
-        diagonal = np.diag(inverse)
+        root = np.linalg.inv(self._lower)
+        inverse = root.swapaxes(1, 2) @ root
+        diagonal = np.diagonal(inverse, axis1=1, axis2=2)
         return self._y - inverse @ self._y / diagonal, 1.0 / diagonal
 
 
@@ -294,14 +307,14 @@ class GaussianProcess:
     @property
     def noise_(self) -> float:
         """Fitted standard deviation of the noise beside that of the rows."""
-        return self._kernel.noise
+        return float(self._kernel.noise[0])
 
     # -- hyperparameters ---------------------------------------------------------------------
 
     def _forget_hyperparameters(self) -> None:
         self._logs = self._start(self._prior_of_logs(self.amplitude)[0])
-        self._kernel = self._kernel_of(self._logs)
-        self._drawn = list[Kernel]()
+        self._kernel = self._kernel_of(self._logs[None])
+        self._drawn: Kernel | None = None
         self._fitted_at = 0
 
     def _prior_of_logs(self, amplitude: float) -> tuple[np.ndarray, np.ndarray]:
@@ -329,20 +342,22 @@ class GaussianProcess:
         noise = (np.log([NOISE_FLOOR * self.noise, self.most_noise]) - mean[-1]) / sd[-1]
         bounds = np.vstack([np.tile([-MOST_SD, MOST_SD], (len(mean) - 1, 1)), noise])
 
-        def loss(scaled: np.ndarray) -> float:
+        def losses(scaled: np.ndarray) -> np.ndarray:
             kernel = self._kernel_of(mean + sd * scaled)
             likelihood = ConditionalProcess(kernel, pairs, y, variance).loss
-            return likelihood + 0.5 * float(scaled @ scaled)
+            return np.asarray(likelihood + 0.5 * (scaled**2).sum(axis=1))
+
+        def loss(scaled: np.ndarray) -> float:
+            return float(losses(scaled[None])[0])
 
         start = self._logs if self._fitted_at else self._start(mean)
         start = np.clip((start - mean) / sd, *bounds.T)
-        slope = partial(slopes, loss)
+        slope = partial(slopes, losses)
         options = {"maxiter": 100, "maxcor": 20, "ftol": 1e-9, "gtol": 1e-4}
         mode = minimize(loss, start, jac=slope, method="L-BFGS-B", bounds=bounds, options=options).x
         self._logs = mean + sd * mode
-        self._kernel = self._kernel_of(self._logs)
-        drawn = laplace_draws(mode, bounds, slope)
-        self._drawn = [self._kernel_of(mean + sd * each) for each in drawn]
+        self._kernel = self._kernel_of(self._logs[None])
+        self._drawn = self._kernel_of(mean + sd * laplace_draws(mode, bounds, slope))
         self._fitted_at = n
 
     # -- data --------------------------------------------------------------------------------
@@ -361,13 +376,13 @@ class GaussianProcess:
         refit = n >= LEAST_ROWS and n >= REFIT_GROWTH * self._fitted_at
         if refit:
             self._fit_hyperparameters()
-        self._middle = self._given([self._kernel])
-        self._mixture: list[ConditionalProcess] = []
+        self._middle = self._given(self._kernel)
+        self._mixture: ConditionalProcess | None = None
         return refit
 
-    def _given(self, kernels: Sequence[Kernel]) -> list[ConditionalProcess]:
-        pairs, y = Pairs(self._kinds, self._x, self._x), self._y - self._centre
-        return [ConditionalProcess(kernel, pairs, y, self._variance) for kernel in kernels]
+    def _given(self, kernel: Kernel) -> ConditionalProcess:
+        pairs = Pairs(self._kinds, self._x, self._x)
+        return ConditionalProcess(kernel, pairs, self._y - self._centre, self._variance)
 
     # -- predictions -------------------------------------------------------------------------
 
@@ -377,8 +392,8 @@ class GaussianProcess:
 
     def leave_one_out(self) -> tuple[np.ndarray, np.ndarray]:
         """Mean and variance (noise included) of each datum given all the others."""
-        mean, variance = self._middle[0].leave_one_out()
-        return self._centre + mean, variance
+        mean, variance = self._middle.leave_one_out()
+        return self._centre + mean[0], variance[0]
 
     def marginal(self, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return `posterior` with the uncertainty of the hyperparameters in the variance.
@@ -387,46 +402,35 @@ class GaussianProcess:
         variance is too small where the function turns out rougher. Mean and variance are those of
         the mixture over the draws, up to `DOUBT_ROWS` rows.
         """
-        return self._mixed(self._members(), x)
+        return self._mixed(self._doubtful(), x)
 
     def draw(self, x: np.ndarray, normals: np.ndarray) -> np.ndarray:
         """Return joint draws of offset + f at rows `x`, (draws, m), from standard normal ones, each
         at hyperparameters drawn from their posterior."""
-        members = self._members()
         across, among = Pairs(self._kinds, self._x, x), Pairs(self._kinds, x, x)
-        parts = zip(members, np.array_split(normals, len(members)), strict=True)
-        drawn = [member.draw(across, among, part) for member, part in parts if len(part)]
-        return self._centre + np.vstack(drawn)
+        return self._centre + self._doubtful().draw(across, among, normals)
 
-    def _members(self) -> list[ConditionalProcess]:
-        if not self._drawn or len(self._y) > DOUBT_ROWS:
+    def _doubtful(self) -> ConditionalProcess:
+        if self._drawn is None or len(self._y) > DOUBT_ROWS:
             return self._middle
         self._mixture = self._mixture or self._given(self._drawn)
         return self._mixture
 
-    def _mixed(
-        self, members: Sequence[ConditionalProcess], x: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
+    def _mixed(self, process: ConditionalProcess, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         mean, variance = np.empty(len(x)), np.empty(len(x))
-        for start in range(0, len(x), 4096):
-            part = slice(start, start + 4096)
-            across = Pairs(self._kinds, self._x, x[part])
-            found = [member.posterior(across) for member in members]
-            means, variances = map(np.array, zip(*found, strict=True))
+        size = 4096 // len(process.kernel.noise)
+        for start in range(0, len(x), size):
+            part = slice(start, start + size)
+            means, variances = process.posterior(Pairs(self._kinds, self._x, x[part]))
             mean[part] = means.mean(axis=0)
             variance[part] = variances.mean(axis=0) + means.var(axis=0)
         return self._centre + mean, variance
 
 
-def _solved(lower: np.ndarray, b: np.ndarray) -> np.ndarray:
-    if not len(lower):
-        return np.empty(b.shape)
-    return np.asarray(solve_triangular(lower, b, lower=True, check_finite=False))
-
-
-def slopes(of: Callable[[np.ndarray], float], at: np.ndarray) -> np.ndarray:
-    """Return the gradient of a function, (d,), by central differences."""
-    return np.array([of(at + step) - of(at - step) for step in STEP * np.eye(len(at))]) / (2 * STEP)
+def slopes(of: Callable[[np.ndarray], np.ndarray], at: np.ndarray) -> np.ndarray:
+    """Return the gradient of a function of rows, (d,), by central differences."""
+    steps = STEP * np.eye(len(at))
+    return np.asarray((of(at + steps) - of(at - steps)) / (2 * STEP))
 
 
 def laplace_draws(

@@ -398,13 +398,20 @@ def test_many_values_are_ranked_as_sorted() -> None:
 
 def test_a_root_of_equal_variances_does_not_change_with_rounding() -> None:
     noise = 1e-15 * np.random.default_rng(1).standard_normal((6, 6))
-    again = lower_root(np.eye(6) + noise + noise.T, 1.0)
-    assert np.abs(lower_root(np.eye(6), 1.0) - again).max() < 1e-12
+    once, again = lower_root(np.array([np.eye(6), np.eye(6) + noise + noise.T]), np.ones(2))
+    assert np.abs(once - again).max() < 1e-12
 
 
 def test_a_singular_covariance_has_a_root() -> None:
-    root = lower_root(np.ones((4, 4)), 1.0)
+    (root,) = lower_root(np.ones((1, 4, 4)), np.ones(1))
     assert np.abs(root @ root.T - 1).max() < 1e-4
+
+
+def test_a_covariance_that_rounding_made_negative_leaves_the_others_their_roots() -> None:
+    both = np.array([np.diag([1.0, -1e-9]), np.eye(2)])
+    roots = lower_root(both, np.ones(2))
+    assert np.abs(roots @ roots.swapaxes(1, 2) - both).max() < 1e-6
+    assert (roots[1] == lower_root(both[1:], np.ones(1))[0]).all()
 
 
 JOB, CLUSTER = load_job("opt-350m"), load_cluster("a100-8")
@@ -488,8 +495,8 @@ def peer(
     """
     kernel = process._kernel
     d = x.shape[1]
-    launch, live, mix, level = kernel.amplitudes**2
-    parts = ConstantKernel(launch + mix) * Matern(kernel.lengths, nu=2.5)
+    launch, live, mix, level = kernel.amplitudes[0] ** 2
+    parts = ConstantKernel(launch + mix) * Matern(kernel.lengths[0], nu=2.5)
     parts += ConstantKernel((1 - BY_COLUMN) * level) * Matern(OWN_LENGTH * np.sqrt(d), nu=0.5)
     for column in np.eye(d):
         parts += ConstantKernel(BY_COLUMN * level / d) * Matern(
@@ -541,10 +548,14 @@ def test_pairs_found_once_are_the_pairs_themselves() -> None:
         (launches, [LAUNCH] * 2),
     ):
         of = np.array(kinds)
-        lengths = np.linspace(0.3, 0.9, len(kinds))
-        kernel = Kernel(np.array([0.4, 0.3, 0.2, 0.02]), lengths, noise=0.1, constant=2.0)
-        every = [[kernel(Pairs(of, a[None], b[None]))[0, 0] for b in x] for a in x[:3]]
-        np.testing.assert_allclose(kernel(Pairs(of, x[:3], x)), every, rtol=1e-13)
+        amplitudes = np.array([[0.4, 0.3, 0.2, 0.02], [0.2, 0.1, 0.4, 0.1]])
+        lengths = np.linspace([0.3] * 2, [0.9, 2.0], len(kinds)).T
+        kernel = Kernel(amplitudes, lengths, noise=np.full(2, 0.1), constant=2.0)
+        both = kernel(Pairs(of, x[:3], x))
+        for i in range(2):
+            one = replace(kernel, amplitudes=amplitudes[[i]], lengths=lengths[[i]])
+            every = [[one(Pairs(of, a[None], b[None]))[0, 0, 0] for b in x] for a in x[:3]]
+            np.testing.assert_allclose(both[i], every, rtol=1e-13)
 
 
 def test_the_likelihood_is_scikit_learns(data) -> None:
@@ -553,7 +564,7 @@ def test_the_likelihood_is_scikit_learns(data) -> None:
     process.update(x, y, own)
     told = peer(process, x, y, own)
     expected = -told.log_marginal_likelihood_value_ - len(y) / 2 * np.log(2 * np.pi)
-    assert process._middle[0].loss == pytest.approx(expected, abs=1e-5)
+    assert process._middle.loss == pytest.approx(expected, abs=1e-5)
 
 
 def test_the_fitted_hyperparameters_are_more_likely_than_those_beside_them(data) -> None:
@@ -563,8 +574,8 @@ def test_the_fitted_hyperparameters_are_more_likely_than_those_beside_them(data)
     mean, sd = process._prior_of_logs(float(np.std(y)))
 
     def loss(logs: np.ndarray) -> float:
-        (given,) = process._given([process._kernel_of(logs)])
-        return given.loss + 0.5 * float(np.sum(((logs - mean) / sd) ** 2))
+        given = process._given(process._kernel_of(logs[None]))
+        return float(given.loss[0]) + 0.5 * float(np.sum(((logs - mean) / sd) ** 2))
 
     best = loss(process._logs)
     beside = [loss(process._logs + step) for step in np.vstack([0.3 * np.eye(8), -0.3 * np.eye(8)])]
