@@ -117,6 +117,7 @@ class Constants:
                 raise InvalidValue(f"constant {name}", value, "a number of at least 0")
 
     @classmethod
+    @lru_cache(maxsize=1)
     def figures(cls) -> tuple[str, ...]:
         """Return the names of the numbers."""
         return tuple(field.name for field in fields(cls) if field.name != "sources")
@@ -284,6 +285,11 @@ class Launches(Rows):
     # True if blocks are compiled: their dispatch is shorter, and the casts of FP8 are fused.
     compiled: np.ndarray
     fp8: np.ndarray  # kind of scaling of the blocks' products in FP8, a number of `FP8`; 0 without
+
+    @cached_property
+    def column(self) -> Launches:
+        """These launches as a column, each array of shape (n, 1)."""
+        return self[:, None]
 
     @property
     def replicas(self) -> np.ndarray:

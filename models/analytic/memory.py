@@ -95,7 +95,7 @@ def trained(setup: Setup, launches: Launches, stages: Stages) -> tuple[np.ndarra
 
 def memory_parts(setup: Setup, launches: Launches, stages: Stages) -> MemoryParts:
     """Return the peak bytes of each part."""
-    column = launches[:, None]
+    column = launches.column
     facts, element = setup.facts, setup.element
     plain, experts = stage_parameters(setup, launches, stages)
     updated = trained(setup, launches, stages)

@@ -145,10 +145,16 @@ class PowerModel:
 class _Group:
     members: np.ndarray  # numbers of the configurations
     launches: Launches
+    row: np.ndarray  # number of each member's launch
     stages: Stages
-    parts: StepParts  # but for the clock
     clock: np.ndarray  # (members, kinds of stage), as a share of the highest
     limit_W: np.ndarray  # (members, kinds of stage)
+    memory_rate: np.ndarray  # (members, 1)
+
+    def parts(self, setup: Setup) -> StepParts:
+        """Return the members' steps but for the clock."""
+        parts = step_parts(setup, self.launches, self.stages)
+        return replace(parts[self.row], memory_rate=self.memory_rate)
 
 
 class AnalyticModel:
@@ -195,16 +201,17 @@ class AnalyticModel:
 
     def time_and_power(self, configurations: Sequence[Configuration]) -> ByConstants:
         """Return a function of the constants: step time and power, shape (n, 2)."""
-        layout = self._layout_of(configurations)
+        groups, n = list(self._groups(self._layout_of(configurations))), len(configurations)
         usual = {name: getattr(self._constants, name) for name in OUTSIDE_PARTS}
 
         @lru_cache(maxsize=1)
-        def groups(constants: Constants) -> list[_Group]:
-            return list(self.with_constants(constants)._groups(layout))
+        def parts(constants: Constants) -> list[StepParts]:
+            setup = self.with_constants(constants).setup
+            return [group.parts(setup) for group in groups]
 
         def figures(constants: Constants) -> np.ndarray:
-            model, same_parts = self.with_constants(constants), replace(constants, **usual)
-            return np.column_stack(model._run_all(groups(same_parts), len(layout.row))[:2])
+            of_each = zip(groups, parts(replace(constants, **usual)), strict=True)
+            return np.column_stack(self.with_constants(constants)._run_all(of_each, n)[:2])
 
         return figures
 
@@ -214,7 +221,8 @@ class AnalyticModel:
         return self._predict(layout_of_groups(groups, batch, compiled=compiled))
 
     def _predict(self, layout: Layout) -> Prediction:
-        time, power, clock = self._run_all(self._groups(layout), len(layout.row))
+        groups = ((group, group.parts(self.setup)) for group in self._groups(layout))
+        time, power, clock = self._run_all(groups, len(layout.row))
         device, host = self._memory(layout.launches)
         return Prediction(
             step_time_s=time,
@@ -224,12 +232,14 @@ class AnalyticModel:
             clock_MHz=clock * self._top_MHz,
         )
 
-    def _run_all(self, groups: Iterable[_Group], n: int) -> tuple[np.ndarray, ...]:
+    def _run_all(
+        self, groups: Iterable[tuple[_Group, StepParts]], n: int
+    ) -> tuple[np.ndarray, ...]:
         # Returns step time, power and mean clock (a share of the highest) of each configuration.
         time, power, clock = (np.empty(n) for _ in range(3))
-        for group in groups:
-            clocks, slot, step = self._run(group)
-            joules = self._joules(group, clocks, slot, step)
+        for group, parts in groups:
+            clocks, slot, step = self._run(group, parts)
+            joules = self._joules(group, parts, clocks, slot, step)
             time[group.members] = step
             power[group.members] = sum(joules.values()) / step
             clock[group.members] = clocks @ group.stages.count / group.stages.count.sum()
@@ -249,11 +259,12 @@ class AnalyticModel:
         """Return the parts of one configuration's time, energy and memory."""
         layout = self._layout_of([configuration])
         (group,) = self._groups(layout)
-        clocks, slot, step = self._run(group)
-        joules = self._joules(group, clocks, slot, step)
+        parts = group.parts(self.setup)
+        clocks, slot, step = self._run(group, parts)
+        joules = self._joules(group, parts, clocks, slot, step)
         stages = self._stages(float(layout.launches.p[0]))
         memory = memory_parts(self.setup, layout.launches, stages)
-        time = _time_parts(group.parts, self.constants, clocks, slot)
+        time = _time_parts(parts, self.constants, clocks, slot)
         time["pipeline bubble"] = max(0.0, float(step[0]) - sum(time.values()))
         fullest = int(memory.device[0].argmax())
         clock = float(clocks[0] @ group.stages.count / group.stages.count.sum())
@@ -292,18 +303,15 @@ class AnalyticModel:
                     continue
                 stages = self._stages(float(p))
                 stages = stages.each() if each else stages
-                parts = step_parts(self.setup, layout.launches[launches], stages)
                 clock, limit = self._settings(layout, members, len(stages.count))
                 yield _Group(
                     members=members,
-                    launches=layout.launches[layout.row[members]],
+                    launches=layout.launches[launches],
+                    row=place[layout.row[members]],
                     stages=stages,
-                    parts=replace(
-                        parts[place[layout.row[members]]],
-                        memory_rate=self._memory_rate(layout.memory_clock_MHz[members]),
-                    ),
                     clock=clock,
                     limit_W=limit,
+                    memory_rate=self._memory_rate(layout.memory_clock_MHz[members]),
                 )
 
     def _memory_rate(self, clock_MHz: np.ndarray) -> np.ndarray:
@@ -331,24 +339,24 @@ class AnalyticModel:
         limit = limit / device.devices_per_limit
         return clock, np.where(np.isnan(limit), device.max_W, limit)
 
-    def _run(self, group: _Group) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _run(self, group: _Group, parts: StepParts) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         # Returns clocks after the limit, slots at them (members, kinds), and steps (members,).
-        clock = self._capped(group)
-        slot = group.parts.slot_s(clock, self.constants)
-        return clock, slot, group.parts.step_s(slot, group.stages, self.constants)
+        clock = self._capped(group, parts)
+        slot = parts.slot_s(clock, self.constants)
+        return clock, slot, parts.step_s(slot, group.stages, self.constants)
 
     def _slot_W(self, parts: StepParts, clock: np.ndarray) -> np.ndarray:
         slot = parts.slot_s(clock, self.constants)
         return self.power.watts(_busy_slot(parts), clock, np.maximum(slot, 1e-12))
 
-    def _capped(self, group: _Group) -> np.ndarray:
+    def _capped(self, group: _Group, every: StepParts) -> np.ndarray:
         # A limit acts within milliseconds, so it applies to a slot's power, not a step's. It lowers
         # a clock to `LOWEST_CLOCK` at most, at which a device may exceed its limit.
-        over = self._slot_W(group.parts, group.clock) > group.limit_W
+        over = self._slot_W(every, group.clock) > group.limit_W
         rows = np.flatnonzero(over.any(axis=1))
         if not len(rows):
             return group.clock
-        parts, limit_W = group.parts[rows], group.limit_W[rows]
+        parts, limit_W = every[rows], group.limit_W[rows]
         high = group.clock[rows]
         low = np.full_like(high, LOWEST_CLOCK)
         for _ in range(BISECTIONS):
@@ -360,9 +368,14 @@ class AnalyticModel:
         return clock
 
     def _joules(
-        self, group: _Group, clock: np.ndarray, slot: np.ndarray, step: np.ndarray
+        self,
+        group: _Group,
+        parts: StepParts,
+        clock: np.ndarray,
+        slot: np.ndarray,
+        step: np.ndarray,
     ) -> dict[str, np.ndarray]:
-        parts, cluster = group.parts, self.cluster
+        launches, cluster = group.launches, self.cluster
         busy_slot = _busy_slot(parts)
         busy = Busy(
             arithmetic_s=parts.m * busy_slot.arithmetic_s,
@@ -373,12 +386,12 @@ class AnalyticModel:
             wait_s=parts.waiting_s(slot, step, self.constants),
         )
         span = np.repeat(step[:, None], slot.shape[1], axis=1)
-        ranks = (group.launches.d * group.launches.t * group.launches.u)[:, None]
+        ranks = (launches.d * launches.t * launches.u)[group.row, None]
         each = self.power.energies_J(busy, clock, span)
         joules = {
             name: (value * group.stages.count * ranks).sum(axis=1) for name, value in each.items()
         }
-        world = group.launches.ranks
+        world = launches.ranks[group.row]
         nodes = np.ceil(world / cluster.devices_per_node)
         supply = cluster.supply_loss * sum(joules.values())
         joules["host"] = nodes * cluster.host_W * step + (

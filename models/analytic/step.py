@@ -150,7 +150,7 @@ def sync_s(setup: Setup, launches: Launches, stages: Stages) -> np.ndarray:
     # (DeepSpeed's engine refuses no_sync for stages 2 and 3). Parameters on the host are
     # transferred for each gather.
     cluster, constants, element = setup.cluster, setup.constants, setup.element
-    column = launches[:, None]
+    column = launches.column
     facts, host_link = setup.facts, setup.host_link_Bps
     plain, experts = stage_parameters(setup, launches, stages)
     reduced = trained(setup, launches, stages)
@@ -159,6 +159,14 @@ def sync_s(setup: Setup, launches: Launches, stages: Stages) -> np.ndarray:
     inside = constants.reduce_efficiency
     usual = (inside, inside * constants.reduce_over_network)
     gathers = _gathers(setup, column, stages, plain + experts)
+    below = np.where(column.z == 2, column.m + 1, 2.0)
+    rounds = np.where(column.z == 3, (gathers + 1) * column.m, below)
+    # ZeRO-3 gathers block by block: its rounds are each block's.
+    blocks = np.where(column.z == 3, np.maximum(stages.blocks, 1.0) - 1, 0.0)
+    # All ranks of a node share its drive; the link to the host is each rank's own.
+    on_node = np.minimum(column.ranks, cluster.devices_per_node)
+    drive = np.minimum(constants.nvme_Bps / on_node, host_link)
+    source = np.where(column.parameters_nvme, drive, host_link)
     seconds = np.zeros_like(plain)
     for parameters, updated, ranks, apart in (
         (plain, reduced[0], column.replicas, column.t),
@@ -169,13 +177,6 @@ def sync_s(setup: Setup, launches: Launches, stages: Stages) -> np.ndarray:
             cluster, constants, ranks * apart, rails=rails, members=rails, efficiency=usual
         )
         once = all_gather_s(parameters * element, ranks, link)
-        rounds = np.select(
-            [column.z <= 1, column.z == 2],
-            [2.0 * np.ones_like(column.m), column.m + 1],
-            (gathers + 1) * column.m,
-        )
-        # ZeRO-3 gathers block by block: its rounds are each block's.
-        blocks = np.where(column.z == 3, np.maximum(stages.blocks, 1.0) - 1, 0.0)
         waiting = rounds * blocks * (ranks - 1) * link.latency_s
         moved = rounds * once
         if facts.lora is not None:  # frozen weights are gathered by ZeRO-3, and never reduced
@@ -183,10 +184,6 @@ def sync_s(setup: Setup, launches: Launches, stages: Stages) -> np.ndarray:
             third = column.m * (gathers * once + shared)
             moved = np.where(column.z == 3, third, rounds * shared)
         seconds = seconds + np.where(ranks > 1, moved + waiting, 0.0)
-        # All ranks of a node share its drive; the link to the host is each rank's own.
-        on_node = np.minimum(column.ranks, cluster.devices_per_node)
-        drive = np.minimum(constants.nvme_Bps / on_node, host_link)
-        source = np.where(column.parameters_nvme, drive, host_link)
         fetched = gathers * column.m * parameters / ranks * element / source
         seconds = seconds + np.where(column.parameters_offloaded & (column.z == 3), fetched, 0.0)
     if column.fsdp.any():
@@ -233,15 +230,9 @@ def _gathers(setup: Setup, column: Launches, stages: Stages, parameters: np.ndar
 def sync_share(constants: Constants, column: Launches) -> np.ndarray:
     """Return the number of slots of compute that `sync_s` can hide behind."""
     last_backward = constants.reduce_overlap * 2 / 3
-    return np.select(
-        [column.fsdp, column.z <= 1, column.z == 2],
-        [
-            constants.gather_overlap * column.m,
-            last_backward * np.ones_like(column.m),
-            last_backward * column.m,
-        ],
-        constants.gather_overlap * column.m,
-    )
+    below = last_backward * np.where(column.z == 2, column.m, 1.0)
+    gathered = column.fsdp | (column.z == 3)
+    return np.where(gathered, constants.gather_overlap * column.m, below)
 
 
 def _fsdp_sync(
@@ -398,7 +389,7 @@ def step_parts(setup: Setup, launches: Launches, stages: Stages) -> StepParts:
     forward = Passes(setup, launches)
     block, head, encoder = forward.block(), forward.head(), forward.encoder()
     adapters = forward.adapters()
-    column = launches[:, None]
+    column = launches.column
     constants = setup.constants
     passes = 3.0 + column.recomputed  # forward 1, backward 2, recomputation 1
     # The backward pass of a frozen product is of its input alone: one pass less.
@@ -466,7 +457,7 @@ def _recomputation_s(setup: Setup, column: Launches) -> np.ndarray:
 def _units_s(setup: Setup, column: Launches, stages: Stages) -> np.ndarray:
     # Each block is gathered for the forward pass and again for the backward pass, unless it stays
     # gathered, and its gradients are reduced.
-    rounds = np.select([column.fsdp, column.z == 3], [2.0 + column.reshard, 3.0], 0.0)
+    rounds = np.where(column.fsdp, 2.0 + column.reshard, np.where(column.z == 3, 3.0, 0.0))
     ranks = np.where(column.fsdp, column.shards, column.replicas)
     return np.asarray(np.where(ranks > 1, rounds, 0.0) * stages.blocks * setup.constants.unit_s)
 
@@ -487,7 +478,7 @@ def _optimizer(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     # Returns (exposed offload, hideable offload, host update, update).
     cluster, constants = setup.cluster, setup.constants
-    column = launches[:, None]
+    column = launches.column
     plain, experts = trained(setup, launches, stages)
     shards = np.where(column.z >= 1, column.replicas, np.where(column.fsdp, column.shards, 1.0))
     share = plain / shards + experts / np.maximum(1.0, shards / column.e)
@@ -524,9 +515,6 @@ def _gradient_bytes(setup: Setup, column: Launches) -> np.ndarray:
     # micro-batch's sum on the host and loads it again for the next one
     # (`async_accumulate_grad_in_cpu_via_gpu` in stage_1_and_2.py), 2 m - 1 times; stage 1 loads and
     # stores it once. Stage 3 crosses twice a micro-batch (`partition_grads` in stage3.py).
-    crossed = np.select(
-        [column.z == 3, column.m <= 1, column.z == 2],
-        [2 * column.m, np.zeros_like(column.m), 2 * column.m - 1],
-        2.0,
-    )
+    below = np.where(column.m <= 1, 0.0, np.where(column.z == 2, 2 * column.m - 1, 2.0))
+    crossed = np.where(column.z == 3, 2 * column.m, below)
     return np.asarray(4.0 + setup.element * crossed)
