@@ -39,12 +39,10 @@ def feature_knobs(configurations: Sequence[Configuration]) -> list[str]:
     return [name for name in launch + live if len({c.get(name) for c in configurations}) > 1]
 
 
-def _number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
 def _numeric(level: object) -> bool:
-    return bool(parts := stage_values(level)) and all(map(_number, parts))
+    parts = stage_values(level)
+    numbers = (isinstance(each, int | float) and not isinstance(each, bool) for each in parts)
+    return bool(parts) and all(numbers)
 
 
 def _mean(level: Value) -> float:
@@ -206,9 +204,7 @@ class FeatureMap:
     def transform(self, configurations: Rows) -> np.ndarray:
         """Return rows of features, shape (len(configurations), dimension)."""
         rows = self._numbered(configurations)
-        if isinstance(rows, np.ndarray):
-            return self.matrix[rows]
-        return self._compute(rows)
+        return self.matrix[rows] if isinstance(rows, np.ndarray) else self._compute(rows)
 
     def prior_log(self, configurations: Rows) -> np.ndarray:
         """Return log step time and log power of the model, (n, 2); zeros without one."""

@@ -100,12 +100,6 @@ class Kernel:
     noise: np.ndarray
     constant: float
 
-    @classmethod
-    def of_logs(cls, logs: np.ndarray, constant: float) -> Kernel:
-        """Return the kernel of the logs of amplitudes, lengths and noise, in this order, (k, h)."""
-        amplitudes, lengths, noise = np.split(np.exp(logs), [4, -1], axis=1)
-        return cls(amplitudes, lengths, noise[:, 0], constant)
-
     @property
     def variance(self) -> np.ndarray:
         """k(x, x), (k,)."""
@@ -130,22 +124,6 @@ def lower_root(covariance: np.ndarray, variance: np.ndarray) -> np.ndarray:
             return np.linalg.cholesky(covariance + 1e4 * eye)
         each = np.arange(len(covariance))[:, None]
         return np.concatenate([lower_root(covariance[i], variance[i]) for i in each])
-
-
-def prior_of_logs(
-    kinds: np.ndarray, amplitude: float, own: float, noise: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return mean and standard deviation of the logs of the hyperparameters.
-
-    Args:
-        amplitude: expected standard deviation of the function.
-        own: that of launches' own levels.
-    """
-    counts = np.array([(kinds == kind).sum() for kind in KINDS])
-    amplitudes = np.append(amplitude * np.array(SHARES) / np.linalg.norm(SHARES), own)
-    lengths = LENGTH_LOG_MEDIAN + 0.5 * np.log(counts[kinds])
-    sd = [[AMPLITUDE_LOG_SD] * 4, [LENGTH_LOG_SD] * len(kinds), [NOISE_LOG_SD]]
-    return np.concatenate([np.log(amplitudes), lengths, [np.log(noise)]]), np.concatenate(sd)
 
 
 class Pairs:
@@ -318,11 +296,19 @@ class GaussianProcess:
         self._fitted_at = 0
 
     def _prior_of_logs(self, amplitude: float) -> tuple[np.ndarray, np.ndarray]:
-        return prior_of_logs(self._kinds, amplitude, self._own, self.noise)
+        # Returns mean and standard deviation of the logs of a function of this amplitude.
+        counts = np.array([(self._kinds == kind).sum() for kind in KINDS])
+        amplitudes = np.append(amplitude * np.array(SHARES) / np.linalg.norm(SHARES), self._own)
+        lengths = LENGTH_LOG_MEDIAN + 0.5 * np.log(counts[self._kinds])
+        mean = np.concatenate([np.log(amplitudes), lengths, [np.log(self.noise)]])
+        sd = [[AMPLITUDE_LOG_SD] * 4, [LENGTH_LOG_SD] * len(lengths), [NOISE_LOG_SD]]
+        return mean, np.concatenate(sd)
 
     def _kernel_of(self, logs: np.ndarray) -> Kernel:
-        # The constant is broad beside the function, so that the data set it.
-        return Kernel.of_logs(logs, CONSTANT * self.amplitude**2)
+        # Of the logs of amplitudes, lengths and noise, (k, h). The constant is broad beside the
+        # function, so that the data set it.
+        amplitudes, lengths, noise = np.split(np.exp(logs), [4, -1], axis=1)
+        return Kernel(amplitudes, lengths, noise[:, 0], CONSTANT * self.amplitude**2)
 
     @staticmethod
     def _start(logs: np.ndarray) -> np.ndarray:

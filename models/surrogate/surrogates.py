@@ -16,10 +16,7 @@ import numpy as np
 
 from tuner.models.surrogate import LeaveOneOut
 from tuner.models.surrogate.features import FeatureMap, Rows
-from tuner.models.surrogate.gaussian_process import (
-    TOLERANCE,
-    GaussianProcess,
-)
+from tuner.models.surrogate.gaussian_process import TOLERANCE, GaussianProcess
 from tuner.search_spaces.configuration import Configuration
 from tuner.workload.node.measure.statistics import Z90
 

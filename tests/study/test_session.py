@@ -26,10 +26,10 @@ from tests.support.studies import (
 from tests.support.traces import TRACES
 from tuner.executors.local import InlineExecutor
 from tuner.executors.simulated_time import SimulatedExecutor
+from tuner.models.surrogate.gaussian_process import LEAST_ROWS
 from tuner.pareto import hypervolume
 from tuner.problem.constraints import Limits
 from tuner.search.candidate_planner import CandidatePlanner
-from tuner.search.joint_draws import LEAST_MEASUREMENTS
 from tuner.search_spaces.configuration import Configuration
 from tuner.search_spaces.errors import InputError, InvalidConfiguration
 from tuner.search_spaces.job import load_job
@@ -247,7 +247,7 @@ def test_a_search_ends_when_a_probe_does_not_repay_itself_over_the_training(opti
         told[name] = run_optimize(
             long_job, cluster="cpu-2", executor=executor, verify=False, max_probes=60, **options
         )
-        assert told[name].spent.measurements >= LEAST_MEASUREMENTS
+        assert told[name].spent.measurements >= LEAST_ROWS
     spent = {name: result.spent.measurements for name, result in told.items()}
     assert spent["short"] < spent["usual"] <= spent["long"]
     assert "kJ of the training" in told["short"].stopped

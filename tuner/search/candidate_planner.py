@@ -14,7 +14,7 @@ import numpy as np
 
 from tuner.models.memory_margin import LIKELY_FROM, learned_margin
 from tuner.models.surrogate.features import FeatureMap
-from tuner.models.surrogate.gaussian_process import TOLERANCE, first_best
+from tuner.models.surrogate.gaussian_process import LEAST_ROWS, TOLERANCE, first_best
 from tuner.models.surrogate.surrogates import AMPLITUDE_PRIOR, Surrogates
 from tuner.search.evidence import (
     LAST,
@@ -25,7 +25,6 @@ from tuner.search.evidence import (
     UnreachedClocks,
 )
 from tuner.search.joint_draws import (
-    LEAST_MEASUREMENTS,
     LIVE_DRAWN,
     CandidatePool,
     JointDraws,
@@ -146,7 +145,9 @@ class CandidatePlanner(ProbePlanner):
         if wanted := self._to_try(state, closed, trains):
             more = self._extendable(wanted, closed)
             return self._plan_of(wanted, "to be tried first", extendable=more)
-        closed = closed | self._put_last(closed, trains < LAST)
+        hardly = (trains < LAST)[self._launch_of]
+        if not hardly[~closed].all():
+            closed = closed | hardly
         launched, fresh = self._launches(observations, closed)
         if self._starting(state, observations, fresh) or not observations.measured:
             return self._start_plan(closed, launched, fresh, chances)
@@ -184,9 +185,6 @@ class CandidatePlanner(ProbePlanner):
         most = max(1.0, IN_FLIGHT_SHARE * max(len(measured), 1))
         return waiting_pays(len(in_flight), most, len(measured), state.idle_share)
 
-    def _few(self, state: PlanningState) -> bool:
-        return len(state.records) + state.probes_left <= FEW_PROBES
-
     def _start_count(self, state: PlanningState) -> int:
         share = START_SHARE * (len(state.records) + state.probes_left)
         return max(1, math.floor(min(self._spread, share)))
@@ -201,7 +199,8 @@ class CandidatePlanner(ProbePlanner):
     def _usual(self, state: PlanningState) -> list[Configuration]:
         # In a search of few probes without a prior: the launch of the first record with twice its
         # micro-batch or, where that is the largest, the middle one of its live settings.
-        if not self._few(state) or self.features.has_prior or not state.records:
+        few = len(state.records) + state.probes_left <= FEW_PROBES
+        if not few or self.features.has_prior or not state.records:
             return []
         today = state.records[0].request.configurations()[0]
         larger = [
@@ -241,11 +240,6 @@ class CandidatePlanner(ProbePlanner):
         chances *= self.slack_limits.chances(observations.measured)
         chances *= trains[self._launch_of]
         return self._closed(observations), chances
-
-    def _put_last(self, closed: np.ndarray, hardly: np.ndarray) -> np.ndarray:
-        """Return which candidates come last, (n,), given which launches hardly train."""
-        open_launches = np.unique(self._launch_of[~closed])
-        return (hardly & (not hardly[open_launches].all()))[self._launch_of]
 
     def _fits(self, observations: Observations) -> np.ndarray:
         if self._predicted_bytes is None or self._memory_bytes is None:
@@ -293,7 +287,7 @@ class CandidatePlanner(ProbePlanner):
                 candidates.posterior,
                 self.surrogates.widening[1],
                 [self._configurations[i] for i in candidates.members],
-                levels if len(observations.measured) < LEAST_MEASUREMENTS else None,
+                levels if len(observations.measured) < LEAST_ROWS else None,
             )
             if safe is None:
                 return None
@@ -307,31 +301,25 @@ class CandidatePlanner(ProbePlanner):
             seed=self._seed,
         )
         best = best_probe(drawn, state.cost, MAX_LIVE, running_launch, state.probes_left)
-        members = [best.member]
-        regret = self._regret_of(observations, drawn)
         return self._plan_of(
-            members,
+            [best.member],
             "expected improvement",
             score=best.score,
             expected_gain=best.expected_gain,
             cost_J=best.cost_J,
             first_J=best.first_J,
-            extendable=self._extendable(members, closed),
-            regret=regret,
+            extendable=self._extendable([best.member], closed),
+            regret=self._regret_of(observations, drawn),
         )
 
     def _regret_of(self, observations: Observations, drawn: JointDraws) -> RegretEstimate | None:
         # None with too few measurements to fit the hyperparameters, and until two live settings of
         # a launch are measured: launches begin at like settings, which tell nothing of the others.
-        few = len(observations.measured) < LEAST_MEASUREMENTS
-        if few or not self._live_varied(observations):
+        launches = [int(self._launch_of[i]) for i in {m.candidate for m in observations.measured}]
+        varied = len(set(launches)) < len(launches) or all(len(r) == 1 for r in self._members)
+        if len(observations.measured) < LEAST_ROWS or not varied:
             return None
         return RegretEstimate(drawn.regret, drawn.question is not None)
-
-    def _live_varied(self, observations: Observations) -> bool:
-        launches = [int(self._launch_of[i]) for i in {m.candidate for m in observations.measured}]
-        several = len(set(launches)) < len(launches)
-        return several or all(len(rows) == 1 for rows in self._members)
 
     def _extendable(self, members: Sequence[int], closed: np.ndarray) -> bool:
         others = np.setdiff1d(self._members[self._launch_of[members[0]]], members)

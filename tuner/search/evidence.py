@@ -202,8 +202,11 @@ class CrashCauses:
         trained = {self._values(each.request.launch) for each in records if each.measurements}
         crashes: dict[str, list[ProbeRecord]] = {}
         for record in records:
-            if record.failure and not record.measurements and _blames_values(record.failure):
-                crashes.setdefault(record.failure.place, []).append(record)
+            failure = record.failure
+            if failure is None or record.measurements or failure.type.blames != "launch":
+                continue
+            if failure.kind not in ("out_of_memory", "disk_full"):
+                crashes.setdefault(failure.place, []).append(record)
         for alike in crashes.values():
             yield alike, self._suspects(alike, trained)
 
@@ -221,10 +224,6 @@ class CrashCauses:
         # A knob that a launch does not name is at its default.
         configuration = Configuration(launch)
         return frozenset(f"{name} {configuration.get(name)}" for name in self._names)
-
-
-def _blames_values(failure: Failure) -> bool:
-    return failure.type.blames == "launch" and failure.kind not in ("out_of_memory", "disk_full")
 
 
 class SlackLimits:

@@ -24,7 +24,6 @@ from scipy.spatial.distance import cdist
 from tuner.models.memory_margin import REFUSED_BELOW
 from tuner.models.surrogate.features import FeatureMap
 from tuner.models.surrogate.gaussian_process import (
-    LEAST_ROWS,
     LIVE,
     TOLERANCE,
     first_best,
@@ -101,11 +100,6 @@ class CandidateView:
     def points(self) -> np.ndarray:
         """Expected log energy and log time of each, (n, 2)."""
         return np.column_stack([self.posterior.log_energy, self.posterior.log_time])
-
-    def counting(self, draws: int) -> np.ndarray:
-        """Return a mask of the draws in which each counts, (draws, n)."""
-        shares = (np.random.default_rng(0).permutation(draws) + 0.5) / draws
-        return np.asarray(shares[:, None] < self.chances)
 
 
 def knee_sd(features: FeatureMap, known: CandidateView, tried: CandidateView) -> np.ndarray:
@@ -220,8 +214,9 @@ class JointDraws:
         logs = time + power, time
         # Of each figure that is to be low, or of the question's loss.
         self._logs = logs if question is None else (question.loss(*logs, gpus),)
+        shares = (np.random.default_rng(0).permutation(DRAWS) + 0.5) / DRAWS
         for log in self._logs:
-            log[:, self.count :] += FAR * ~self.still_open.counting(DRAWS)
+            log[:, self.count :] += FAR * (shares[:, None] >= self.still_open.chances)
 
     @cached_property
     def worse(self) -> np.ndarray:
@@ -297,8 +292,6 @@ def _whole_launches(
 # AutoML; Wilson 2024, "Stopping Bayesian optimization with probabilistic regret bounds", NeurIPS).
 
 
-#: With fewer measurements no regret is estimated: the hyperparameters are not fitted yet.
-LEAST_MEASUREMENTS = LEAST_ROWS
 #: Added to the regret before its logarithm is taken: what hardly anyone would feel. Half of it is
 #: near enough to a point of the front.
 LEAST_REGRET = 0.01

@@ -17,7 +17,6 @@ import numpy as np
 from tuner.problem.problem import ProbeCost
 from tuner.search.evidence import Observations
 from tuner.search_spaces.configuration import Configuration, Settings
-from tuner.search_spaces.space import Candidates
 from tuner.workload.records.probe import ProbeRecord
 
 if TYPE_CHECKING:

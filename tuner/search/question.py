@@ -57,13 +57,8 @@ class Question:
             per_kWh, per_hour = self.constraints.prices
             price = per_kWh / J_PER_KWH * np.exp(log_energy)
             return np.asarray(np.log(price + per_hour / S_PER_HOUR * gpus * np.exp(log_time)))
-        energy, time = self.weights
+        energy, time = OBJECTIVES[self.constraints.goal] or (1.0, 0.0)
         return energy * log_energy + time * log_time
-
-    @property
-    def weights(self) -> tuple[float, float]:
-        """Exponents of energy and time in the objective; those of energy alone for a price."""
-        return OBJECTIVES[self.constraints.goal] or (1.0, 0.0)
 
     def excess(self, log_energy: np.ndarray, log_time: np.ndarray) -> np.ndarray:
         """Return the log of the largest overshoot of a limit; 0 if all are met."""
@@ -114,12 +109,6 @@ class PeakLimit:
         """Mean power at which the peak is expected to be the cap."""
         return self.cap_W / math.exp(self.log_ratio)
 
-    def probability_above(self, posterior: Posterior, widening: float) -> np.ndarray:
-        """Return the probability that each configuration exceeds the cap, (n,)."""
-        sd = np.hypot(widening * posterior.log_power_std, self.log_ratio_sd)
-        above = posterior.log_power + self.log_ratio - math.log(self.cap_W)
-        return np.asarray(ndtr(above / sd))
-
     def safe(
         self,
         posterior: Posterior,
@@ -133,7 +122,8 @@ class PeakLimit:
             levels: how high the settings of each are, (n,), to choose by while too little is
                 measured to fit the surrogates; None once it is enough.
         """
-        risk = self.probability_above(posterior, widening)
+        sd = np.hypot(widening * posterior.log_power_std, self.log_ratio_sd)
+        risk = ndtr((posterior.log_power + self.log_ratio - math.log(self.cap_W)) / sd)
         most_W = np.full(len(risk), math.inf)
         if self.limits_hold:
             most_W = np.array([most_power_W(each) for each in configurations])
