@@ -163,7 +163,10 @@ def test_reopening_puts_the_torn_line_aside_and_goes_on(tmp_path):
     contents = read_trace(path)
     assert [r.request.probe_id for r in contents.records] == ["p0000", "p0002"]
     assert contents.notes == ()
-    assert (tmp_path / "t.jsonl.torn").read_bytes() == torn + b"\n"
+    with path.open("ab") as file:
+        file.write(b'{"again')
+    repair_torn_tail(path)
+    assert (tmp_path / "t.jsonl.torn").read_bytes() == torn + b'\n{"again\n'
 
 
 def test_a_whole_last_line_without_its_newline_is_kept(tmp_path):
@@ -251,7 +254,7 @@ def test_a_missing_trace_and_an_unwritable_one_are_input_errors(tmp_path):
 def test_power_samples_come_back_from_the_probes_start(tmp_path):
     samples = [
         PowerSample(100.0, 50.0, {"clock_MHz": 1410.0}),
-        PowerSample(100.5, 61.25, {"clock_MHz": 1395.0, "temperature_C": 44.0}),
+        PowerSample(100.5125, 61.25, {"clock_MHz": 1395.0, "temperature_C": 44.0}),
     ]
     path = write_power_samples(tmp_path, "p0007", reversed(samples), since_s=100.0)
     assert path == tmp_path / "trace" / "power" / "p0007.csv.gz"
@@ -260,7 +263,7 @@ def test_power_samples_come_back_from_the_probes_start(tmp_path):
     )
     assert read_power(path)[0] == [
         PowerSample(0.0, 50.0, {"clock_MHz": 1410.0}),
-        PowerSample(0.5, 61.25, {"clock_MHz": 1395.0, "temperature_C": 44.0}),
+        PowerSample(0.5125, 61.25, {"clock_MHz": 1395.0, "temperature_C": 44.0}),
     ]
     assert write_power_samples(tmp_path, "p0008", []) is None
 

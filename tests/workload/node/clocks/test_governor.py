@@ -484,9 +484,13 @@ class TestStages:
     def fake(self, busy: Make) -> TwinNode:
         return busy(*[TwinGpu()] * 4)
 
-    def test_power_limits_may_be_by_stage_too(self, fake: TwinNode, governor: NvmlGovernor) -> None:
-        governor.apply(Settings(power_limit_W=(200, 300)))
-        assert [fake.limit_W(gpu) for gpu in range(4)] == [200.0, 200.0, 300.0, 300.0]
+    @pytest.mark.parametrize("limits_W", [(200, 300), (100, 400), (128.7, 256)])
+    def test_power_limits_may_be_by_stage_too(
+        self, fake: TwinNode, governor: NvmlGovernor, limits_W: tuple[float, float]
+    ) -> None:
+        governor.apply(Settings(power_limit_W=limits_W))
+        first_W, last_W = limits_W
+        assert [fake.limit_W(gpu) for gpu in range(4)] == [first_W, first_W, last_W, last_W]
 
     def test_gpus_that_no_rank_uses_are_left_alone(
         self, fake: TwinNode, governor: NvmlGovernor
@@ -503,10 +507,13 @@ class TestStages:
 
 
 class TestWithoutLocks:
-    def test_cards_older_than_the_lock_have_no_clock_to_choose(self, busy: Make) -> None:
-        fake = busy(TwinGpu(compute=(6, 0), lockable=False))
+    @pytest.mark.parametrize("capabilities", [((6, 1),), ((7, 0),), ((8, 0), (6, 1))])
+    def test_cards_older_than_the_lock_have_no_clock_to_choose(
+        self, busy: Make, capabilities: tuple[tuple[int, int], ...]
+    ) -> None:
+        fake = busy(*[TwinGpu(compute=each, lockable=each >= (7, 0)) for each in capabilities])
         governor = NvmlGovernor(environ=NO_ENV, guarded=False)
-        assert governor.supported_clocks_MHz == ()
+        assert bool(governor.supported_clocks_MHz) == ((6, 1) not in capabilities)
         governor.apply(Settings(power_limit_W=200))
         assert fake.limit_W() == 200.0
         governor.close()
