@@ -23,6 +23,7 @@ from tuner.display.text import answer_lines, choice_lines, summary_lines
 from tuner.display.view import View
 from tuner.formatting import change, number
 from tuner.problem.constraints import Constraints
+from tuner.problem.settings import StopReason
 from tuner.result import Result
 from tuner.search_spaces.configuration import Settings
 from tuner.workload.node.measure.stragglers import ForeignLoad
@@ -291,6 +292,25 @@ def test_no_place_shows_a_saving_that_the_headline_denies(
     # A comparison that is asked for says how little is known.
     for found in (result.compare().step_time, result.compare().energy):
         assert "no difference shown; if any, within" in found.sentence
+
+
+@pytest.mark.parametrize(
+    ("other", "share", "told"),
+    [
+        (0.12, 0.9, "too uncertain to tell it from the other, as other processes used 90 % of"),
+        (0.36, 0.0, "Keep what you run today: only 2 of 8 configurations were tried."),
+    ],
+)
+def test_a_busy_machine_is_the_reason_although_little_was_tried(
+    other: float, share: float, told: str
+) -> None:
+    """A row of 9.55 min beside today's 16.1 min stood below "only 3 of 8 were tried"."""
+    result = noisy_study({0: (0.36, 0.3), 1: (other,)}, share, rise_W=-3.0)
+    limit = StopReason("max_probes", {"max_probes": 2, "reserved": 0})
+    result = replace(result, about={**result.about, "candidates": 8}, stop=limit)
+    assert result.too_little_tried
+    assert result.recommendation.promising is None
+    assert told in headline(result)
 
 
 def test_a_saving_that_is_known_is_shown() -> None:

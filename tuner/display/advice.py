@@ -101,7 +101,8 @@ def _keep(result: Answer, advice: Recommendation) -> str:
     found = advice.point.source
     if count < 1:
         return f"Keep what you run today: nothing else was {found}."
-    if result.too_little_tried and advice.promising is None:
+    untold = result.disturbed is not None and not result.saving_known
+    if result.too_little_tried and advice.promising is None and not untold:
         tried = f"{len(result.points)} of {int(result.about.get('candidates', 0)):,}"
         return f"Keep what you run today: only {tried} configurations were tried."
     if advice.promising is not None:
