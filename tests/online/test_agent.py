@@ -20,16 +20,17 @@ from tests.twin import TwinNode
 from tests.twin.specimens import CORE_GPU
 from tests.waiting import wait_until
 from tuner.cli.main import main
-from tuner.online.agent import watched
+from tuner.online.agent import _tune, watched
 from tuner.online.command import tuning_lines
 from tuner.online.live import REFUSALS, LiveTuning, Training
-from tuner.online.request import TuningOutcome, TuningRequest
+from tuner.online.request import Ended, TuningOutcome, TuningRequest
 from tuner.online.response import Balance
 from tuner.online.settings import clock_settings
 from tuner.online.windows import Mark, Marks
 from tuner.problem.constraints import Constraints
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
+from tuner.search_spaces.knob_declarations import parse_knob
 from tuner.workload.hook.online_marks import ADDRESS, Watch
 from tuner.workload.node.clocks.base import (
     AppliedSettings,
@@ -74,12 +75,13 @@ class Devices:
     def __init__(self) -> None:
         self.clock_MHz, self.time_s, self.energy_J = 1400, 0.0, 0.0
         self.refuses = self.ignores = self.blind = False
-        self.unsupported = ""
+        self.unsupported: tuple[str, ...] = ()
         self.log: list[int] = []
 
     def apply(self, live: Settings, *, ranks: int | None = None) -> AppliedSettings:
-        if self.unsupported and live:
-            raise UnsupportedKnob("clock_MHz", self.unsupported)
+        for knob in self.unsupported:
+            if knob in live:
+                raise UnsupportedKnob(knob, "the GPU takes none")
         if self.refuses:
             raise GovernorError("the GPUs did not take it")
         clock_MHz = live.get("clock_MHz", 1400)
@@ -186,14 +188,99 @@ def test_devices_that_refuse_end_the_tuning_with_the_reason() -> None:
     assert len(said) == REFUSALS
 
 
-def test_devices_that_take_no_clock_are_asked_once() -> None:
+#: What is said of a GPU that takes neither of its knobs, once each.
+NO_CLOCK = "clock_MHz cannot be set: the GPU takes none; "
+NO_LIMIT = "power_limit_W cannot be set: the GPU takes none; "
+OWN = "what the script registers is tried instead"
+
+
+@pytest.mark.parametrize(
+    ("unsupported", "knob", "registered", "said", "ended", "tried"),
+    [
+        (("clock_MHz",), "", {}, [f"{NO_CLOCK}power_limit_W is tried instead"], "", "300W"),
+        (
+            ("clock_MHz", "power_limit_W"),
+            "live:nap=1,2",
+            {"nap": 1},
+            [f"{NO_CLOCK}power_limit_W is tried instead", f"{NO_LIMIT}{OWN}"],
+            "",
+            "nap=2",
+        ),
+        # Of a script that registers none of its knobs, and one whose value is the only one.
+        (
+            ("clock_MHz", "power_limit_W"),
+            "live:nap=1,2",
+            {},
+            [
+                "the script registers no live knob 'nap' in its first step",
+                f"{NO_CLOCK}power_limit_W is tried instead",
+            ],
+            "refused",
+            "",
+        ),
+        (
+            ("clock_MHz", "power_limit_W"),
+            "live:nap=1",
+            {"nap": 1},
+            [f"{NO_CLOCK}power_limit_W is tried instead"],
+            "refused",
+            "",
+        ),
+    ],
+)
+def test_what_no_device_takes_is_asked_once_and_the_next_is_tried(
+    unsupported: tuple[str, ...],
+    knob: str,
+    registered: dict[str, Any],
+    said: list[str],
+    ended: str,
+    tried: str,
+) -> None:
+    devices, heard, marks = Devices(), list[str](), NoMarks()
+    devices.unsupported, marks.present = unsupported, registered
+    marks.set_live = lambda values: [{}]  # type: ignore[method-assign]
+    knobs = (parse_knob(knob),) if knob else ()
+    request = TuningRequest(Constraints(max_slowdown=0.2), knobs=knobs)
+    training = Training(request, devices, marks, heard.append)  # type: ignore[arg-type]
+    limits = [Settings(), Settings(power_limit_W=300)]
+    offered = [(1400.0, clock_settings(devices)), (350.0, limits)]
+    offered += [(1.0, [Settings()])] if knob else []
+
+    def follow(live: LiveTuning) -> tuple[Ended, str]:
+        try:
+            train(live, devices)
+        except (GovernorError, InputError) as error:
+            return "refused", str(error)
+        return "", ""
+
+    live, why, problem = _tune(training, devices, offered, follow)
+    assert (why, heard) == (ended, said)
+    seconds = dict(zip(live.facts()["settings"], live.seconds_at, strict=True))
+    assert seconds[tried] > 0
+    if ended:
+        assert problem == "power_limit_W cannot be set: the GPU takes none"
+
+
+def test_stages_of_devices_that_take_no_clock_are_said_once() -> None:
     devices, said = Devices(), list[str]()
-    devices.unsupported = "the GPU takes no lock"
+    devices.unsupported = ("clock_MHz",)
     live = live_tuning(devices, said)
-    with pytest.raises(GovernorError, match="takes no lock"):
-        train(live, devices)
-    assert live.has_given_up
-    assert said == ["clock_MHz cannot be set: the GPU takes no lock"]
+
+    def train_stages() -> None:
+        for step in range(200):
+            for rank, busy_s in enumerate((0.4, 0.2)):
+                live.take(Mark(rank, step, devices.step(), busy_s=busy_s))
+
+    with pytest.raises(GovernorError, match="takes none"):
+        train_stages()
+    assert (live.has_given_up, said) == (True, [])
+
+
+@pytest.mark.parametrize(("knob", "count"), [("live:nap=1", 2), ("live:nap=1,2", 3)])
+def test_knobs_alone_are_a_choice_before_the_script_registers_them(knob: str, count: int) -> None:
+    request = TuningRequest(knobs=(parse_knob(knob),))
+    live = live_tuning(Devices(), request=request, offer=(1.0, [Settings()]))
+    assert len(live.settings) == count
 
 
 @pytest.mark.parametrize("bound", [False, True])

@@ -37,7 +37,7 @@ from tuner.online.follow import LengthUnknown, kept_limits, reading
 from tuner.online.live import LiveTuning, Training
 from tuner.online.metrics import Metrics
 from tuner.online.request import Ended, TuningOptions, TuningOutcome, TuningRequest
-from tuner.online.settings import Offer, Record, Setup, offers
+from tuner.online.settings import Offer, Record, Setup, offers, with_declared
 from tuner.online.windows import Mark, Marks
 from tuner.receipt.measure import Command
 from tuner.search_spaces.configuration import Settings
@@ -204,10 +204,13 @@ def _tune(
     offered: list[Offer],
     follow: Callable[[LiveTuning], tuple[Ended, str]],
 ) -> tuple[LiveTuning, Ended, str]:
-    for number, (top, settings) in enumerate(offered):
-        if number:
+    problem = ""
+    for top, settings in offered:
+        if problem:
+            if len(with_declared(settings, training.request.knobs, training.marks.present)) < 2:
+                break  # the script registers none of its knobs
             instead = next(iter(settings[-1]), "what the script registers")
-            training.announce(f"{instead} is tried instead")
+            training.announce(f"{problem}; {instead} is tried instead")
         live = LiveTuning(training, governor, top, settings)
         ended, problem = follow(live)
         if not live.has_given_up or _restore(live):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NoReturn
 
 from tuner.online.bandit import OnlineTuner
 from tuner.online.follow import LimitTuner, PowerFollower, Signal, run_limits
@@ -23,7 +23,12 @@ from tuner.online.windows import Chunk, Mark, Marks
 from tuner.search_spaces.configuration import Settings
 from tuner.search_spaces.errors import InputError
 from tuner.search_spaces.knob_declarations import Knob
-from tuner.workload.node.clocks.base import Governor, GovernorError, KnobRefused
+from tuner.workload.node.clocks.base import (
+    Governor,
+    GovernorError,
+    KnobRefused,
+    UnsupportedKnob,
+)
 from tuner.workload.node.meters import Meter, Reading
 from tuner.workload.node.probe_run import apply_live
 from tuner.workload.records.probe import SAME_CLOCK_MHZ, UnappliedSetting
@@ -129,6 +134,8 @@ class LiveTuning:
         try:
             self._governor.apply(settings[1], ranks=len(self._ranks))
             self._governor.restore()
+        except UnsupportedKnob as error:
+            self._give_up(str(error))
         except (GovernorError, InputError) as error:
             self._announce(f"the ranks keep one clock, although they compute for {work}: {error}")
             return
@@ -272,13 +279,20 @@ class LiveTuning:
         # GPUs that no rank uses are left alone.
         done = apply_live(self._governor, *given, ranks=len(self._ranks))
         if isinstance(done, UnappliedSetting):
-            self.unsupported = self._knob in done.unsupported
-            raise (GovernorError if self.unsupported else KnobRefused)(done.message)
+            if self._knob in done.unsupported:
+                self._give_up(done.message)
+            raise KnobRefused(done.message)
+
+    def _give_up(self, why: str) -> NoReturn:
+        self.unsupported = True
+        raise GovernorError(why)
 
     def _set(self, setting: int) -> None:
         try:
             self._apply(setting)
         except (GovernorError, InputError) as error:
+            if self.unsupported:
+                raise
             self._refuse(setting, str(error), by_device=not isinstance(error, KnobRefused))
             return
         # A limit is read back as it is set.
@@ -305,10 +319,8 @@ class LiveTuning:
 
     def _refuse(self, setting: int, why: str, *, by_device: bool = True) -> None:
         self.refused += [why] if by_device else []
-        self._announce(why if self.unsupported else f"{why}; the setting is not tried again")
+        self._announce(f"{why}; the setting is not tried again")
         self.tuner.bar(setting)
         self.restore()
-        if self.unsupported:
-            raise GovernorError(why)
         if self.has_given_up:
             raise GovernorError(f"{len(self.refused)} settings were refused, the last: {why}")

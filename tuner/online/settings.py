@@ -58,11 +58,15 @@ def with_declared(
 ) -> list[Settings]:
     """Return the settings with each combination of values of declared knobs, today's first.
 
-    `present` are the values of the declared knobs, as the program reads them.
+    `present` are the values of the declared knobs, as the program reads them; today's value of one
+    that is not among them has no name.
     """
     choices = []
     for knob in knobs:
         today, read = knob.baseline, present.get(knob.name)
+        if today is None and knob.name not in present:
+            choices.append([{}, *({knob.name: each} for each in knob.values)])
+            continue
         if today is None:
             read = read if isinstance(read, int | float | str) else knob.values[0]
             today = next((each for each in knob.values if knob.reads_as(read, each)), read)
