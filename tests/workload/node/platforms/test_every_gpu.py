@@ -288,12 +288,50 @@ def test_a_look_for_neighbours_opens_nvml_once(
     assert opened.call_count == 2
 
 
-def test_a_display_that_draws_is_no_neighbour(
-    twin_node: Make, monkeypatch: pytest.MonkeyPatch
+def test_a_display_that_draws_is_no_neighbour_and_its_memory_is_no_jobs(
+    proc: Path, twin_node: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node = twin_node(TwinGpu(load=0.1))
+    free_bytes = detected(proc).device.memory_bytes
     node.processes(0, graphics=[(900, GIB)])
     assert busy(node, monkeypatch) == ()
+    assert detected(proc).device.memory_bytes == free_bytes - GIB
+
+
+def test_a_slice_computes_and_draws_by_its_share_of_the_memory(proc: Path, twin_node: Make) -> None:
+    with twin_node(TwinGpu()).joined():
+        whole = detected(proc).device
+    with twin_node(TwinGpu(mig=1)).joined():
+        device = detected(proc).device
+    share = device.memory_bytes / whole.memory_bytes
+    assert 0.1 < share < 0.2
+    for name in ("peak_flops", "fp32_flops", "memory_bandwidth_Bps", "idle_W", "max_W"):
+        assert getattr(device, name) == pytest.approx(share * getattr(whole, name)), name
+
+
+@pytest.mark.parametrize(
+    ("compute", "default_MHz", "lowest_W", "expected"),
+    [
+        ((8, 0), 1155, 100.0, (1410, 100.0)),
+        ((7, 0), 1155, 100.0, (1410, 100.0)),
+        ((6, 1), 1155, 100.0, (1155, 100.0)),  # runs at its default clock, and does not boost
+        ((6, 1), 0, 100.0, (1410, 100.0)),
+        ((8, 0), 0, 400.0, (1410, None)),  # the lowest limit is the highest
+        ((8, 0), 0, 0.0, (1410, None)),
+    ],
+)
+def test_clock_and_limit_of_a_gpu_that_may_not_be_set(
+    proc: Path,
+    twin_node: Make,
+    compute: tuple[int, int],
+    default_MHz: int,
+    lowest_W: float,
+    expected: tuple[int, float | None],
+) -> None:
+    gpu = TwinGpu(compute=compute, default_application_MHz=default_MHz, min_limit_W=lowest_W)
+    twin_node(gpu, root=False)
+    device = detected(proc).device
+    assert (device.default_clock_MHz, device.min_limit_W) == expected
 
 
 @pytest.mark.parametrize(
