@@ -123,6 +123,13 @@ class CandidateSampler(BaseSampler):
         """Return a configuration as trial parameters, one per knob of `distributions`."""
         return self._encoding.params_of(configuration)
 
+    def plan(self, state: PlanningState) -> ProbePlan | None:
+        """Plan the configuration of the next trial; None if no candidate is left.
+
+        The sampler in contrib/optunahub overrides it, to stay at a launch.
+        """
+        return self.planner.plan(state)
+
     def infer_relative_search_space(
         self, study: Study, trial: FrozenTrial
     ) -> dict[str, BaseDistribution]:
@@ -137,7 +144,7 @@ class CandidateSampler(BaseSampler):
         knobs = self._encoding.distributions
         if knobs and all(search_space.get(name) == knobs[name] for name in knobs):
             with self._lock:
-                if plan := self.planner.plan(self._state_of(study)):
+                if plan := self.plan(self._state_of(study)):
                     params = self.params_of(plan.configurations[0])
         for name, distribution in search_space.items():
             if name not in params:
