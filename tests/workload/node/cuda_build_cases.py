@@ -98,8 +98,8 @@ class Launched:
         del env["PYTORCH_NVML_BASED_CUDA_CHECK"]
         spec = RankSpec((str(program),), env, str(log), str(folder), address)
         try:
-            server.spawn([spec], listener)
-            while not server.exits(1.0):
+            group = server.spawn([spec], listener)
+            while (event := group.next_event(60.0)) is None or event.kind != "exit":
                 pass
         finally:
             remove()

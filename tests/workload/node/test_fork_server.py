@@ -105,8 +105,9 @@ def output_of_rank(
         (str(program),), env, str(log), str(folder), address, new_interpreter=new_interpreter
     )
     try:
-        server.spawn([spec], listener)
-        wait_until(lambda: server.exits(0.05))
+        group = server.spawn([spec], listener)
+        # Not the server's exits: one that came with its reply to the start is the group's already.
+        wait_until(lambda: (event := group.next_event(0.05)) is not None and event.kind == "exit")
     finally:
         remove()
     return log.read_text()
