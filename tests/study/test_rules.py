@@ -227,6 +227,14 @@ def test_a_repeat_that_its_node_lost_is_made_again_once(
 
 
 @pytest.mark.usefixtures("next_candidates")
+def test_a_search_of_every_candidate_says_that_none_is_left(tmp_path: Path) -> None:
+    table = write_table(tmp_path / "table")
+    options = {"runs_dir": tmp_path, "report": False, "verify": False, "front_regret": 0.0}
+    result = run_replay(table, **options, max_probes=500)
+    assert result.stopped == "The search ended: no candidate is left to try."
+
+
+@pytest.mark.usefixtures("next_candidates")
 def test_a_node_that_would_wait_launches_today_again_beside_the_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
