@@ -9,7 +9,6 @@ from tuner.pareto import (
     front_regret,
     hypervolume,
     improvement,
-    joint_improvement,
     knee,
     nondominated,
     probability_nondominated,
@@ -73,9 +72,6 @@ def test_improvement_is_the_difference_of_two_hypervolumes(n: int, seed: int) ->
     ]
     gains = improvement(front, new[:, 0], new[:, 1], REFERENCE)
     assert gains == pytest.approx(expected, abs=1e-9)
-    several = np.tile(front[:, 0], (2, 1)), np.tile(front[:, 1], (2, 1))
-    twice = joint_improvement(*several, *(np.tile(new[:, i], (2, 1)) for i in (0, 1)), REFERENCE)
-    assert twice == pytest.approx(np.tile(expected, (2, 1)), abs=1e-9)
 
 
 def test_improvement_keeps_the_shape_and_far_points_gain_nothing() -> None:

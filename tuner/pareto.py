@@ -1,4 +1,4 @@
-"""Pareto front of energy and time: membership, hypervolume, improvement, knee.
+"""Pareto front of energy and time: membership, hypervolume, improvement, regret, knee.
 
 Both axes are minimised. Hypervolumes are taken in log energy and log time, so that a per cent
 counts the same everywhere.
@@ -95,26 +95,6 @@ def improvement(
     end = np.append(e, reference[0])[reached]
     gain = np.interp(end, edges, area) - np.interp(begin, edges, area) - time * (end - begin)
     return np.where((begin < end) & (time < reference[1]), np.maximum(gain, 0.0), 0.0)
-
-
-def joint_improvement(
-    front_energy: np.ndarray,
-    front_time: np.ndarray,
-    energy: np.ndarray,
-    time: np.ndarray,
-    reference: np.ndarray,
-) -> np.ndarray:
-    """Return `improvement` for many fronts (draws, front), each with points (draws, points)."""
-    order = np.argsort(front_energy, axis=1)
-    e = np.minimum(np.take_along_axis(front_energy, order, axis=1), reference[0])
-    t = np.minimum.accumulate(np.take_along_axis(front_time, order, axis=1), axis=1)
-    draws = len(e)
-    left = np.hstack([np.full((draws, 1), -np.inf), e])
-    right = np.hstack([e, np.full((draws, 1), reference[0])])
-    height = np.minimum(np.hstack([np.full((draws, 1), reference[1]), t]), reference[1])
-    width = right[:, None, :] - np.maximum(left[:, None, :], energy[:, :, None])
-    drop = height[:, None, :] - time[:, :, None]
-    return np.asarray(np.sum(np.maximum(width, 0.0) * np.maximum(drop, 0.0), axis=2))
 
 
 def probability_nondominated(log_energy: np.ndarray, log_time: np.ndarray) -> np.ndarray:
